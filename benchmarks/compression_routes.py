@@ -69,7 +69,7 @@ def measure(elements):
     from tfdist import compression as c
     from tfdist.collectives.barrier import barrier
     from tfdist.compression import reduction
-    from tfdist.compression.fusion import Traffic, together
+    from tfdist.compression.fusion import Traffic, fuse_reductions
     from tfdist.compression.method import Route
     from tfdist.runtime import world
 
@@ -84,8 +84,8 @@ def measure(elements):
         state = c.State("x", rank, size)
 
         def along(route, method=method, state=state):
-            one = reduction.along(route, method, vectors[rank], out, state)
-            return together([(one, Traffic())], lambda nbytes: "ring")
+            one = reduction.reduce_on_route(route, method, vectors[rank], out, state)
+            return fuse_reductions([(one, Traffic())], lambda nbytes: "ring")
 
         ways = {
             "hops": lambda method=method: along_hops(method, vectors[rank], out),

@@ -50,7 +50,7 @@ def missing(module: str, name: str) -> AttributeError:
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
 
-def of_arguments(here: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def hint_unknown_arguments(here: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Returns a decorator by which a function's error about an unknown argument names the replacement.
 
     Args:

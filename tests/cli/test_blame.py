@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.cli.blame import Blame
+from tfdist.cli.blame import FailureTracker
 from tfdist.cli.process import Process
 from tfdist.cluster import launcher
 
@@ -28,7 +28,7 @@ class Reporting(Process):
 
 def blame_of(*processes):
     """The blame after processes have reported and ended, in this order."""
-    blame = Blame()
+    blame = FailureTracker()
     for process in processes:
         blame.hear(process)
         blame.ended(process)
@@ -41,7 +41,7 @@ def test_success():
 
 
 def test_a_victim_stays_one():
-    one, blame = Reporting(reports=[launcher.VICTIM]), Blame()
+    one, blame = Reporting(reports=[launcher.VICTIM]), FailureTracker()
     assert blame.hear(one)
     assert not blame.hear(one)
     assert one.is_victim
@@ -49,7 +49,7 @@ def test_a_victim_stays_one():
 
 
 def test_a_cause_is_noted_once_and_before_it_ends():
-    one, blame = Reporting(reports=[launcher.CAUSE]), Blame()
+    one, blame = Reporting(reports=[launcher.CAUSE]), FailureTracker()
     blame.hear(one)
     assert blame.is_known
     one.reports = [launcher.CAUSE]
@@ -84,7 +84,7 @@ def test_other_roles_that_end_with_the_training_are_not_blamed(known):
 
 def test_who_is_started_again_is_not_to_blame():
     one = Reporting(reports=[launcher.CAUSE])
-    blame = Blame()
+    blame = FailureTracker()
     blame.hear(one)
     assert blame.is_known
     blame.forget(one)

@@ -20,7 +20,7 @@ from tfdist.cluster import messages, proof, rendezvous
 from tfdist.cluster.control import Control
 from tfdist.cluster.message import Message
 from tfdist.cluster.messages import Claims
-from tfdist.cluster.server import Job, Server
+from tfdist.cluster.server import JobDescription, Server
 from tfdist.cluster.settings import Timeouts
 
 SECRET = b"a secret"
@@ -49,7 +49,7 @@ class Serving:
             "start_timeout": DEADLINE,
             "heartbeat_timeout": DEADLINE,
         }
-        self.server = Server(Job(**{**described, **settings}))
+        self.server = Server(JobDescription(**{**described, **settings}))
         self._listener = rendezvous.listen("127.0.0.1:0")
         self._listener.setblocking(False)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -84,7 +84,7 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(size: int = 2, **settings: Any) -> Iterator[Serving]:
-    """Serves a job of so many tasks; further arguments are those of `tfdist.cluster.server.Job`."""
+    """Serves a job of so many tasks; further arguments are those of `tfdist.cluster.server.JobDescription`."""
     limits, stdin = resource.getrlimit(resource.RLIMIT_NOFILE), sys.stdin
     made = Serving(size, **settings)
     sys.stdin = made._stdin

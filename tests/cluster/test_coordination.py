@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.cluster.coordination import Coordination
+from tfdist.cluster.coordination import CollectiveCoordinator
 from tfdist.cluster.messages import (
     Agree,
     AllJoined,
@@ -27,7 +27,7 @@ class Job:
         self.told = {rank: [] for rank in range(size)}
         self.failures = []
         self.later = []
-        self.coordination = Coordination(
+        self.coordination = CollectiveCoordinator(
             size,
             lambda rank: f"rank {rank}, task {rank},",
             lambda rank, m: self.told[rank].append(m),

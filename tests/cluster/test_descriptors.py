@@ -19,4 +19,4 @@ def test_the_limit_is_raised_to_what_is_allowed():
 
 def test_no_limit_is_none(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert descriptors.raised() is None
+    assert descriptors.raise_file_limit() is None

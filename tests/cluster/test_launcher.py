@@ -32,8 +32,8 @@ def test_what_is_no_number_is_passed_over(monkeypatch):
 def test_tell(monkeypatch):
     reading, writing = os.pipe()
     monkeypatch.setenv(launcher.REPORT, str(writing))
-    launcher.tell(launcher.VICTIM)
-    launcher.tell(launcher.CAUSE)
+    launcher.report_to_launcher(launcher.VICTIM)
+    launcher.report_to_launcher(launcher.CAUSE)
     assert os.read(reading, 100) == b"a victim\nthe cause\n"
     os.close(reading)
     os.close(writing)
@@ -43,13 +43,13 @@ def test_tell(monkeypatch):
 def test_nobody_to_tell(monkeypatch, value):
     if value is not None:
         monkeypatch.setenv(launcher.REPORT, value)
-    launcher.tell(launcher.CAUSE)
+    launcher.report_to_launcher(launcher.CAUSE)
 
 
 def test_a_launcher_that_is_gone_is_no_error(monkeypatch):
     reading, writing = os.pipe()
     monkeypatch.setenv(launcher.REPORT, str(writing))
     os.close(reading)
-    launcher.tell(launcher.CAUSE)  # nobody reads
+    launcher.report_to_launcher(launcher.CAUSE)  # nobody reads
     os.close(writing)
-    launcher.tell(launcher.CAUSE)  # no such descriptor
+    launcher.report_to_launcher(launcher.CAUSE)  # no such descriptor

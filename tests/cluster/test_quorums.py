@@ -4,7 +4,7 @@ import pytest
 
 from tfdist.cluster.messages import Reply
 from tfdist.cluster.quorum_messages import Aborted, Enlist, Epoch, Have, Lack, Linger, Ready, Replace, Where
-from tfdist.cluster.quorums import Quorums
+from tfdist.cluster.quorums import QuorumCoordinator
 
 GRACE = 5.0
 
@@ -15,7 +15,7 @@ class Job:
     def __init__(self, quorum=2):
         self.told = {task: [] for task in range(4)}
         self.running = []
-        self.quorums = Quorums(
+        self.quorums = QuorumCoordinator(
             lambda task, message: self.told[task].append(message),
             lambda seconds, then: self.running.append((seconds, then)),
             60.0,

@@ -220,6 +220,6 @@ def test_split_address():
 
 def test_tasks_that_come_and_go_are_of_another_job():
     one = spec.from_jobs({"worker": ["a:1", "b:1"]}, "worker", 0, "test")
-    other = dataclasses.replace(one, comes_and_goes=True)
+    other = dataclasses.replace(one, has_elastic_workers=True)
     assert (one.is_elastic, other.is_elastic) == (False, True)
     assert one.digest() != other.digest()

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from tfdist.compression import DeepGradientCompression, ErrorFeedback, Int8, SignSGD, State, TopK, WithoutFeedback
-from tfdist.compression.differences import advance, base, suited
+from tfdist.compression.differences import advance, as_contraction, base
 
 
 @pytest.mark.parametrize("method", [TopK(0.2), Int8(), SignSGD(), WithoutFeedback(TopK(0.2))], ids=repr)
 def test_both_ends_have_the_same_and_follow_the_values(method):
-    method = suited(method)
+    method = as_contraction(method)
     state = State("a", shape=(20, 10))
     values = np.random.default_rng(0).normal(size=(20, 10))
     sender, receiver = np.zeros(200), np.zeros(200)
@@ -20,14 +20,14 @@ def test_both_ends_have_the_same_and_follow_the_values(method):
 
 def test_what_is_not_finite_changes_nothing():
     state, has = State("a", shape=(3,)), np.ones(3)
-    assert advance(suited(TopK(0.5)), np.array([1.0, np.inf, 0.0]), has, state) is None
+    assert advance(as_contraction(TopK(0.5)), np.array([1.0, np.inf, 0.0]), has, state) is None
     assert (has.tolist(), state.step) == ([1.0] * 3, 0)
 
 
 def test_methods_become_contractions():
-    assert suited(TopK(0.1)) == ErrorFeedback(TopK(0.1)) == suited(ErrorFeedback(TopK(0.1)))
+    assert as_contraction(TopK(0.1)) == ErrorFeedback(TopK(0.1)) == as_contraction(ErrorFeedback(TopK(0.1)))
     with pytest.raises(TypeError, match="takes no error feedback"):
-        suited(DeepGradientCompression(0.01))
+        as_contraction(DeepGradientCompression(0.01))
 
 
 def test_bases_are_copies_that_can_be_encoded():

@@ -9,7 +9,7 @@ from tests.compression.test_reduction import World, normals
 from tfdist import compression as c
 from tfdist.compression.compressor import Compressor, all_reduce
 from tfdist.compression.feedback import with_feedback
-from tfdist.compression.fusion import together
+from tfdist.compression.fusion import fuse_reductions
 
 
 def test_together_every_tensor_gets_what_it_gets_alone():
@@ -21,7 +21,7 @@ def test_together_every_tensor_gets_what_it_gets_alone():
         expected = [world.step(vector) for world, vector in zip(alone, vectors, strict=True)]
         outs = [[np.empty_like(one) for one in vector] for vector in vectors]
         reductions = [world.reductions(*pair) for world, *pair in zip(fused, vectors, outs, strict=True)]
-        plans = [together([one[rank] for one in reductions], lambda nbytes: "ring") for rank in range(size)]
+        plans = [fuse_reductions([one[rank] for one in reductions], lambda nbytes: "ring") for rank in range(size)]
         _, communicators = simulate(size, lambda rank, plans=plans: plans[rank])
         for wanted, found in zip(expected, outs, strict=True):
             for out in found:
@@ -40,7 +40,7 @@ def test_sums_of_several_dtypes():
     vectors = [normals(2, int(np.prod(world.states[0].shape)), np.float16) for world in worlds]
     outs = [[np.empty_like(one) for one in vector] for vector in vectors]
     reductions = [world.reductions(*pair) for world, *pair in zip(worlds, vectors, outs, strict=True)]
-    plans = [together([one[rank] for one in reductions], lambda nbytes: "ring") for rank in range(2)]
+    plans = [fuse_reductions([one[rank] for one in reductions], lambda nbytes: "ring") for rank in range(2)]
     simulate(2, lambda rank: plans[rank])
     for place in (0, 2):
         for out in outs[place]:

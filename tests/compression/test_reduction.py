@@ -9,7 +9,7 @@ from tests.compression.methods import ALL, BIASED, UNBIASED
 from tfdist import compression as c
 from tfdist.compression import reduction
 from tfdist.compression.feedback import with_feedback
-from tfdist.compression.fusion import Traffic, together
+from tfdist.compression.fusion import Traffic, fuse_reductions
 from tfdist.compression.method import Route
 
 rng = np.random.default_rng(4)
@@ -30,7 +30,7 @@ class World:
 
     def step(self, vectors, choice=...):
         outs = [np.full_like(vector, 7) for vector in vectors]
-        plans = [together([one], lambda nbytes: "ring") for one in self.reductions(vectors, outs, choice)]
+        plans = [fuse_reductions([one], lambda nbytes: "ring") for one in self.reductions(vectors, outs, choice)]
         _, self.communicators = simulate(self.size, lambda rank: plans[rank])
         for out in outs:
             np.testing.assert_array_equal(out.view(np.uint8), outs[0].view(np.uint8))

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests.engine.ranks import BOTH_WAYS
-from tfdist.engine.counts import Counts
+from tfdist.engine.counts import CountReducer
 
 
 def raising(total):
@@ -15,7 +15,7 @@ def raising(total):
 def test_sums_of_tensors_and_of_what_the_host_knows(ranks, size, call):
     def work(group):
         learned = []
-        counts = Counts(group, "things", lambda: 10 + group.rank, learned.append)
+        counts = CountReducer(group, "things", lambda: 10 + group.rank, learned.append)
         total = call(counts.sum, tf.constant([group.rank, 1], tf.int64))
         return total.numpy().tolist(), learned
 
@@ -28,7 +28,7 @@ def test_sums_of_tensors_and_of_what_the_host_knows(ranks, size, call):
 def test_one_process_ends_it_on_all(ranks, size, call):
     def work(group):
         wishes = [0, 0]
-        counts = Counts(group, "things", lambda: wishes[0], raising)
+        counts = CountReducer(group, "things", lambda: wishes[0], raising)
         numbers = tf.constant([1], tf.int64)
         function = counts.sum if call.__name__ == "eagerly" else tf.function(counts.sum)
         before = function(numbers).numpy().tolist()
@@ -44,7 +44,7 @@ def test_one_process_ends_it_on_all(ranks, size, call):
 def test_the_numbers_that_are_given_are_not_changed(ranks):
     def work(group):
         given = np.array([3, 4])
-        Counts(group, "things", lambda: 0, raising).sum(tf.constant(given))
+        CountReducer(group, "things", lambda: 0, raising).sum(tf.constant(given))
         return given.tolist()
 
     assert ranks(2)(work) == [[3, 4]] * 2

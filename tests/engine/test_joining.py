@@ -9,7 +9,7 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.comm.local import LocalWorld
 from tfdist.engine import operations
 from tfdist.engine.engine import Engine
-from tfdist.engine.joining import Attendance
+from tfdist.engine.joining import JoinCoordinator
 from tfdist.engine.operations import Operation
 from tfdist.engine.pending import Pending
 
@@ -35,7 +35,7 @@ def invited(rank, joined, number=4, call=2, members=None, stand_in=BARRIER):
     engine = Engine(LocalWorld(4).communicator(rank), control, Timeouts())
     pending = Pending("sum", members)
     pending.number, pending.call, pending.operation = number, call, Operation(None, stand_in)
-    Attendance(engine).invite(pending.describe(), stand_in)
+    JoinCoordinator(engine).invite(pending.describe(), stand_in)
     for message in control.sent:
         assert (message.call.key, message.call.call, message.stand_in) == ("sum", call, stand_in)
     return [message.to for message in control.sent]

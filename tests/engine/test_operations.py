@@ -65,6 +65,6 @@ def test_a_rank_without_data_takes_part_in_a_barrier():
 
 def test_a_plan_needs_every_rank():
     plan = operations.barrier().plan
-    assert operations.of(plan) == operations.Operation(plan, None)
+    assert operations.as_operation(plan) == operations.Operation(plan, None)
     operation = operations.barrier()
-    assert operations.of(operation) is operation
+    assert operations.as_operation(operation) is operation

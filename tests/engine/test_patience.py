@@ -5,7 +5,7 @@ import pytest
 from tfdist.cluster.messages import Call, Moving, Stalled, StandIn, Standing
 from tfdist.cluster.settings import Timeouts
 from tfdist.engine.operations import Operation
-from tfdist.engine.patience import STANDING_SECONDS, Patience
+from tfdist.engine.patience import STANDING_SECONDS, WaitMonitor
 from tfdist.engine.pending import Pending
 from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
 
@@ -33,7 +33,7 @@ def control():
 def patience(control, number=4, call=2, members=None, stand_in=None, blocking=True, **timeouts):
     pending = Pending("sum", members)
     pending.number, pending.call, pending.operation = number, call, Operation(None, stand_in)
-    return Patience(0, control, Timeouts(**timeouts), pending, blocking, lambda: STANDING)
+    return WaitMonitor(0, control, Timeouts(**timeouts), pending, blocking, lambda: STANDING)
 
 
 def test_a_rank_that_does_nothing_else_says_so_once(control):

@@ -2,11 +2,11 @@ import json
 
 from tfdist.engine import timeline
 from tfdist.engine.pending import Pending
-from tfdist.engine.timeline import Flight, Timeline, Wait
+from tfdist.engine.timeline import EventRecorder, Flight, Wait
 
 
 def recorded():
-    made = Timeline(rank=1, offset=100.0)
+    made = EventRecorder(rank=1, offset=100.0)
     made.flights.append(Flight("sum", 4, "kernel", [1.0, 1.1, 1.5, 2.0]))
     made.waits += [Wait("sum", 1.2, 1.4), Wait("count", 1.3, 1.6), Wait("sum", 2.0, 2.5)]
     return made
@@ -43,7 +43,7 @@ def test_parts_are_merged_from_the_beginning_on_and_removed(tmp_path):
 
 
 def test_a_collective_that_began_before_the_timeline_is_left_out():
-    made, pending = Timeline(0), Pending("sum")
+    made, pending = EventRecorder(0), Pending("sum")
     pending.done = True
     made.stepped(pending)
     assert made.flights == []
@@ -51,7 +51,7 @@ def test_a_collective_that_began_before_the_timeline_is_left_out():
 
 def test_records_are_bounded(monkeypatch):
     monkeypatch.setattr(timeline, "MOST_RECORDS", 2)
-    made = Timeline(0)
+    made = EventRecorder(0)
     for _ in range(3):
         with made.waiting(Pending("sum")):
             pass

@@ -4,13 +4,13 @@ import time
 import numpy as np
 import pytest
 
-from tfdist.gossip.bounded import Bounded
-from tfdist.gossip.lines import Lines
+from tfdist.gossip.bounded import BoundedStalenessMixing
+from tfdist.gossip.lines import MessageChannels
 from tfdist.gossip.topologies import Complete, Ring
 
 
 def made(group, bound, topology=None):
-    mixing = Bounded(Lines(group, "a"), topology or Ring(), group.rank, group.size, bound)
+    mixing = BoundedStalenessMixing(MessageChannels(group, "a"), topology or Ring(), group.rank, group.size, bound)
     mixing.begin([np.zeros(2)])
     return mixing
 

@@ -3,20 +3,20 @@ import pytest
 
 from tfdist.gossip.course import Gossiping
 from tfdist.gossip.encodings import Plain
-from tfdist.gossip.lines import Lines
-from tfdist.gossip.rounds import InRounds
+from tfdist.gossip.lines import MessageChannels
+from tfdist.gossip.rounds import SynchronousMixing
 from tfdist.gossip.topologies import Ring
-from tfdist.local_sgd.course import Progress, Trained, Turn
+from tfdist.local_sgd.course import Progress, Turn, VariableGroup
 from tfdist.local_sgd.intervals import Every, Growing
 
 
 def made(group, interval=None):
     def mixing(trained):
-        return InRounds(Lines(group, trained.name), Ring(), Plain(), group.rank, group.size, False)
+        return SynchronousMixing(MessageChannels(group, trained.name), Ring(), Plain(), group.rank, group.size, False)
 
     courses = Gossiping(group, interval or Every(2), mixing, "described")
     assert courses.described == "described"
-    course = courses.of(Trained("optimizer 0", ["a", "b"], [np.zeros(3), np.zeros(1)], 0.1))
+    course = courses.of(VariableGroup("optimizer 0", ["a", "b"], [np.zeros(3), np.zeros(1)], 0.1))
     course.begin_anew(Progress(0, 0))
     return course
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tfdist.compression import DeepGradientCompression, FewerWorkers, Float16, Int8, Schedule, SignSGD, TopK
-from tfdist.compression.differences import suited
+from tfdist.compression.differences import as_contraction
 from tfdist.gossip.encodings import Differences, Plain, suitable_rate
 
 
@@ -79,7 +79,7 @@ def test_what_is_not_finite_is_sent_as_it_is():
 
 
 def test_coarse_methods_have_small_rates():
-    rates = [suitable_rate(suited(method), (100, 30)) for method in (TopK(0.01), TopK(0.1), TopK(0.5), Int8())]
+    rates = [suitable_rate(as_contraction(method), (100, 30)) for method in (TopK(0.01), TopK(0.1), TopK(0.5), Int8())]
     assert rates == sorted(rates)
     assert rates[-1] == 1
     assert rates[0] < 0.1

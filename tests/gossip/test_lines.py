@@ -7,7 +7,7 @@ from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
 from tfdist.engine.group import Group
 from tfdist.errors import PeerLostError
-from tfdist.gossip.lines import Lines
+from tfdist.gossip.lines import MessageChannels
 from tfdist.gossip.messages import Kind, Message
 
 
@@ -16,7 +16,7 @@ def test_messages_arrive_in_their_order(ranks):
 
     def work(group):
         found = []
-        lines = [Lines(group, name) for name in ("a", "b")]
+        lines = [MessageChannels(group, name) for name in ("a", "b")]
         other = 1 - group.rank
         for number in range(12):
             for place, line in enumerate(lines):
@@ -39,7 +39,7 @@ def test_groups_have_lines_of_their_own(ranks):
         if group.rank == 2:
             return None
         pair, other = group.subgroup((0, 1)), 1 - group.rank
-        whole, part = Lines(group, "a"), Lines(pair, "a")
+        whole, part = MessageChannels(group, "a"), MessageChannels(pair, "a")
         whole.send(other, Message(Kind.WEIGHTS, 1))
         part.send(other, Message(Kind.WEIGHTS, 2))
         return part.await_next(other).round, whole.await_next(other).round
@@ -49,7 +49,7 @@ def test_groups_have_lines_of_their_own(ranks):
 
 def test_nothing_is_there_before_it_has_come(ranks):
     def work(group):
-        lines = Lines(group, "a")
+        lines = MessageChannels(group, "a")
         if group.rank == 0:
             assert lines.arrived(1) is None
             lines.send(1, Message(Kind.REQUEST))
@@ -63,7 +63,7 @@ def test_nothing_is_there_before_it_has_come(ranks):
 
 def test_who_looks_for_messages_learns_that_another_neighbour_is_lost():
     engine = Engine(LocalWorld(3).communicator(0), None, Timeouts())
-    lines = Lines(Group(engine), "a")
+    lines = MessageChannels(Group(engine), "a")
     assert lines.arrived(1) is None
     assert lines.arrived(2) is None
     assert engine.survives(2, PeerLostError("rank 2 died"))

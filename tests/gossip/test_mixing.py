@@ -1,10 +1,10 @@
 import numpy as np
 
 from tfdist.gossip.encodings import Plain
-from tfdist.gossip.lines import Lines
+from tfdist.gossip.lines import MessageChannels
 from tfdist.gossip.messages import Kind
 from tfdist.gossip.mixing import Mixing, added, like
-from tfdist.gossip.rounds import InRounds
+from tfdist.gossip.rounds import SynchronousMixing
 from tfdist.gossip.topologies import as_topology
 
 
@@ -27,7 +27,7 @@ class Shouting(Mixing):
 def test_what_was_sent_before_the_end_is_heard(ranks):
     def work(group):
         others = [rank for rank in range(group.size) if rank != group.rank]
-        mixing = Shouting(Lines(group, "a"), others)
+        mixing = Shouting(MessageChannels(group, "a"), others)
         found = []
         for _ in range(2):  # the lines are empty then
             mixing.heard = ()
@@ -44,10 +44,10 @@ def test_what_was_sent_before_the_end_is_heard(ranks):
 
 class Wishing:
     def __init__(self, own):
-        self.is_wished, self.learned = own, []
+        self.is_requested, self.learned = own, []
 
     def own(self):
-        return int(self.is_wished)
+        return int(self.is_requested)
 
     def learn(self, wishes):
         self.learned.append(wishes)
@@ -58,18 +58,18 @@ def test_a_wish_to_stop_is_passed_on_from_neighbour_to_neighbour(ranks):
     line = as_topology({0: [1], 1: [0, 2], 2: [1]})
 
     def work(group):
-        mixing = InRounds(Lines(group, "a"), line, Plain(), group.rank, group.size, overlaps=False)
+        mixing = SynchronousMixing(MessageChannels(group, "a"), line, Plain(), group.rank, group.size, overlaps=False)
         wishes = mixing.wishes = Wishing(own=group.rank == 0)
         rounds = []
         for _ in range(2):
             mixing.begin([np.zeros(2)])
             count = 0
-            while not (wishes.learned or wishes.is_wished or count == 5):
+            while not (wishes.learned or wishes.is_requested or count == 5):
                 mixing.mix([np.zeros(2)])
                 count += 1
             mixing.finish([np.zeros(2)])
             rounds.append((count, list(wishes.learned)))
-            wishes.is_wished = False
+            wishes.is_requested = False
             wishes.learned.clear()
         return rounds
 

@@ -1,13 +1,13 @@
 import numpy as np
 
 from tests.gossip.conftest import until
-from tfdist.gossip.lines import Lines
-from tfdist.gossip.pairs import InPairs
+from tfdist.gossip.lines import MessageChannels
+from tfdist.gossip.pairs import PairwiseMixing
 from tfdist.gossip.topologies import Complete, Ring
 
 
 def made(group, topology=None):
-    mixing = InPairs(Lines(group, "a"), topology or Ring(), group.rank, group.size)
+    mixing = PairwiseMixing(MessageChannels(group, "a"), topology or Ring(), group.rank, group.size)
     mixing.begin([np.zeros(2)])
     return mixing
 

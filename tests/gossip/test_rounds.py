@@ -3,13 +3,15 @@ import pytest
 
 from tfdist.compression import Schedule, TopK
 from tfdist.gossip.encodings import Differences, Plain
-from tfdist.gossip.lines import Lines
-from tfdist.gossip.rounds import InRounds
+from tfdist.gossip.lines import MessageChannels
+from tfdist.gossip.rounds import SynchronousMixing
 from tfdist.gossip.topologies import ExponentialGraph, RandomPairs, Ring
 
 
 def made(group, topology=None, overlaps=False, encoding=None):
-    mixing = InRounds(Lines(group, "a"), topology or Ring(), encoding or Plain(), group.rank, group.size, overlaps)
+    mixing = SynchronousMixing(
+        MessageChannels(group, "a"), topology or Ring(), encoding or Plain(), group.rank, group.size, overlaps
+    )
     mixing.begin([np.zeros(2)])
     return mixing
 

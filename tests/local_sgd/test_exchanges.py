@@ -3,7 +3,7 @@ import pytest
 
 from tfdist.compression import TopK
 from tfdist.compression.compressor import Compressor
-from tfdist.local_sgd.exchanges import Alone, Attendance, Exchanges
+from tfdist.local_sgd.exchanges import Attendance, Exchanges, SingleProcessExchanges
 
 ARRAYS = [np.arange(6.0).reshape(2, 3), np.array(2.0, np.float32), np.ones(4)]
 
@@ -66,7 +66,7 @@ def test_what_compression_leaves_out_is_sent_later(ranks):
 
 
 def test_alone():
-    alone = Alone()
+    alone = SingleProcessExchanges()
     own = Attendance(3, 1, 0, 1)
     assert alone.attend(own, blocking=False) is own
     assert alone.furthest(4) == 4

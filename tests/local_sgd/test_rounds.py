@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from tfdist.local_sgd.course import Progress, Turn
-from tfdist.local_sgd.exchanges import Alone, Exchanges
+from tfdist.local_sgd.exchanges import Exchanges, SingleProcessExchanges
 from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rounds import Rounds, Settings
 from tfdist.local_sgd.rules import Averaging
 
 
 def made(group=None, variables=2, slots=0, interval=4, **settings):
-    exchanges = [Alone(), Alone()]
+    exchanges = [SingleProcessExchanges(), SingleProcessExchanges()]
     if group is not None:
         exchanges = [Exchanges(group, name, "abcdef") for name in ("one", "all")]
     values = [np.zeros(3) for _ in range(variables)]

@@ -34,7 +34,7 @@ def test_an_outer_optimizer_takes_the_difference_for_a_gradient():
 
 
 def test_springs():
-    rule = Elastic(0.5).begun(2, delay=0)
+    rule = Elastic(0.5).for_fragment(2, delay=0)
     centre = rule.centre(BEFORE, MEAN)
     np.testing.assert_allclose(centre[0], BEFORE[0] + 0.5 * MEAN[0])
     own = rule.own(OWN, BEFORE, centre)
@@ -44,7 +44,7 @@ def test_springs():
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_dtypes_are_kept(dtype):
     before, mean, own = ([one.astype(dtype) for one in arrays] for arrays in (BEFORE, MEAN, OWN))
-    for rule in (Averaging(0.5), Elastic(0.9).begun(3, delay=0), Outer(keras.optimizers.SGD(0.5))):
+    for rule in (Averaging(0.5), Elastic(0.9).for_fragment(3, delay=0), Outer(keras.optimizers.SGD(0.5))):
         centre = rule.centre(before, mean)
         assert {one.dtype for one in (*centre, *rule.own(own, before, centre))} == {np.dtype(dtype)}
 
@@ -61,7 +61,7 @@ def test_states_of_fewer_rules_are_taken_by_none(caplog):
 
 def test_each_fragment_has_a_rule_of_its_own():
     outer = Outer(keras.optimizers.SGD(0.5, momentum=0.5))
-    one, other = outer.begun(2, delay=0), outer.begun(2, delay=0)
+    one, other = outer.for_fragment(2, delay=0), outer.for_fragment(2, delay=0)
     one.centre(BEFORE, MEAN)
     assert one.state()
     assert other.state() == outer.state() == []
@@ -70,7 +70,7 @@ def test_each_fragment_has_a_rule_of_its_own():
 @pytest.mark.parametrize(("given", "delay", "mix"), [(None, 0, 0.0), (None, 1, 0.5), (0.25, 0, 0.25), (0, 2, 0.0)])
 def test_what_a_process_keeps_depends_on_the_delay(given, delay, mix):
     for rule in (Averaging(given), Outer(keras.optimizers.SGD(0.5), given)):
-        assert rule.begun(2, delay).mix == mix
+        assert rule.for_fragment(2, delay).mix == mix
 
 
 def test_names_of_outer_optimizers_do_not_matter():

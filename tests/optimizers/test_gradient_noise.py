@@ -6,7 +6,7 @@ import tensorflow as tf
 import tfdist
 from tests.sweeps import some, sweep
 from tfdist.optimizers import GradientNoise
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import UpdatesOnServers
 
 PARTS, UPDATES, SHAPES = 3, 4, ((3, 2), (2,))
@@ -306,7 +306,7 @@ def test_it_works_under_other_strategies(make, parts, given):
 
 
 def test_servers_have_no_gradients_of_whole_batches(monkeypatch):
-    monkeypatch.setattr(at_work, "of_strategy", lambda strategy, ability: ability is UpdatesOnServers or None)
+    monkeypatch.setattr(current_strategy, "of_strategy", lambda strategy, ability: ability is UpdatesOnServers or None)
     with pytest.raises(ValueError, match="which are on the servers"):
         applied(GradientNoise(SGD(0.05), **EQUAL))
 

@@ -5,12 +5,12 @@ import tensorflow as tf
 
 from tests.engine.ranks import BOTH_WAYS
 from tfdist import compression as c
-from tfdist.optimizers.gradients import Gradients
+from tfdist.optimizers.gradients import GradientAverager
 from tfdist.optimizers.local_clipping import LocalClipping
 
 
 def of(group, call, made, gradients, variables):
-    """What `Gradients.reduced` gives."""
+    """What `GradientAverager.reduced` gives."""
     found = call(lambda: made.reduced(gradients(group.rank), variables))
     return [None if one is None else tf.convert_to_tensor(one).numpy() for one in found]
 
@@ -25,7 +25,7 @@ def test_dense_sparse_and_none(ranks, size, call, average):
         return [tf.constant([rank, 1.0]), rows, None]
 
     def work(group):
-        return of(group, call, Gradients(group, average), gradients, variables)
+        return of(group, call, GradientAverager(group, average), gradients, variables)
 
     dense = np.array([sum(range(size)), size], float)
     rows = np.zeros([3, 2])
@@ -45,7 +45,11 @@ def test_totals_have_gradients_if_asked_for(ranks, size, call, average):
     """As for a penalty on gradients; a process's is its part of the derivative of the sum or mean over all."""
 
     def work(group):
-        made, own, sparse = Gradients(group, average, is_differentiable=True), group.rank + 1.0, tf.Variable([[1.0]])
+        made, own, sparse = (
+            GradientAverager(group, average, is_differentiable=True),
+            group.rank + 1.0,
+            tf.Variable([[1.0]]),
+        )
         x = tf.Variable(2.0)
         slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]), tf.constant([1, 1]))
 
@@ -69,7 +73,7 @@ def test_totals_have_gradients_if_asked_for(ranks, size, call, average):
 def test_sparse_gradients_alone_may_be_asked_for_by_a_tape(ranks):
     def work(group):
         slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([group.rank]), tf.constant([3, 2]))
-        made = Gradients(group, is_differentiable=True)
+        made = GradientAverager(group, is_differentiable=True)
         (found,) = made.reduced([slices], [tf.Variable(tf.zeros([3, 2]))])
         return tf.convert_to_tensor(found).numpy(), made.reduced([None], [tf.Variable(0.0)])
 
@@ -82,7 +86,7 @@ def test_sparse_gradients_alone_may_be_asked_for_by_a_tape(ranks):
 def test_sparse_gradients_stay_so_unless_asked(ranks, as_dense):
     def work(group):
         slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([group.rank]), tf.constant([3, 2]))
-        (found,) = Gradients(group, sparse_as_dense=as_dense).reduced([slices], [tf.Variable(tf.zeros([3, 2]))])
+        (found,) = GradientAverager(group, sparse_as_dense=as_dense).reduced([slices], [tf.Variable(tf.zeros([3, 2]))])
         return isinstance(found, tf.IndexedSlices), tf.convert_to_tensor(found).numpy()
 
     for sparse, found in ranks(2)(work):
@@ -96,7 +100,7 @@ def test_local_variables(ranks, scale, expected):
 
     def work(group):
         own, common = keras.Variable([0.0]), keras.Variable([0.0])
-        made = Gradients(group, scale_local=scale)
+        made = GradientAverager(group, scale_local=scale)
         made.keep_local(own.value)
         gradient = tf.constant([4.0 * (group.rank == 0)])
         return [float(one[0]) for one in made.reduced([gradient, gradient], [own, common])]
@@ -106,7 +110,7 @@ def test_local_variables(ranks, scale, expected):
 
 def test_clipping_comes_before_the_sum(ranks):
     def work(group):
-        made = Gradients(group, clipping=LocalClipping(norm=1.0))
+        made = GradientAverager(group, clipping=LocalClipping(norm=1.0))
         return made.reduced([tf.constant([3.0, 4.0]) * (group.rank + 1)], [tf.Variable([0.0, 0.0])])[0].numpy()
 
     for found in ranks(2)(work):
@@ -118,7 +122,7 @@ def test_compression(ranks):
 
     def work(group):
         variables = [tf.Variable(tf.zeros([64, 64]), name="kernel"), tf.Variable(tf.zeros([3, 1]))]
-        made = Gradients(group, compression=c.TopK(0.25))
+        made = GradientAverager(group, compression=c.TopK(0.25))
         slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([group.rank]), tf.constant([3, 1]))
         dense, rows = made.reduced([tf.reshape(tf.range(1.0, 4097), [64, 64]), slices], variables)
         return dense.numpy().ravel(), tf.convert_to_tensor(rows).numpy().ravel()
@@ -129,7 +133,7 @@ def test_compression(ranks):
 
 
 def test_other_values(ranks):
-    found = ranks(2)(lambda group: Gradients(group).combined([tf.constant([group.rank])], np.maximum)[0].numpy())
+    found = ranks(2)(lambda group: GradientAverager(group).combined([tf.constant([group.rank])], np.maximum)[0].numpy())
     assert [one.tolist() for one in found] == [[1], [1]]
 
 
@@ -145,4 +149,4 @@ def test_other_values(ranks):
 )
 def test_whether_gradients_are_averaged_as_they_are(ranks, arguments, expected):
     """Else their noise cannot be measured."""
-    assert Gradients(ranks(2).groups[0], **arguments).averages is expected
+    assert GradientAverager(ranks(2).groups[0], **arguments).averages is expected

@@ -16,7 +16,7 @@ from tfdist.parameter_server.options.synchronization import (
     SoftSync,
     Synchronous,
 )
-from tfdist.parameter_server.protocol.gradients import Gradients, Shapes
+from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
 from tfdist.parameter_server.protocol.messages import Attach, Create, Pull, Push, Put, Refused, Values
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.shard.ledger import Ledger
@@ -96,7 +96,7 @@ class Worker:
             if kind == "sparse":
                 indices = generator.integers(0, SHAPES[place][0], generator.integers(0, 4))
                 sparse[place] = generator.normal(size=(len(indices), *SHAPES[place][1:])).astype("float32"), indices
-        gradients = Gradients(kinds, shapes().layout(kinds).vectors(arrays), sparse)
+        gradients = PushedGradients(kinds, shapes().layout(kinds).vectors(arrays), sparse)
         self.replica.keep(sparse)
         version = self.job.shard.ledger.version
         fields = self.number, 1, self.sequence, self.sequence, version, 1.0, kinds, True

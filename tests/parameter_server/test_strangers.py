@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from tests.parameter_server.serving import attach, connected, create, pull, push, serving
-from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.protocol import messages, wire
 
 MESSAGES = 3000
@@ -72,7 +72,7 @@ def array(generator):
 def test_a_server_outlives_messages_of_any_content(seed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     generator = random.Random(seed)
-    with serving(deals=Deals()) as server, connected(server) as own:
+    with serving(deals=DealerService()) as server, connected(server) as own:
         attach(own)
         create(own)
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:

@@ -43,7 +43,7 @@ def test_values_and_what_the_writer_does(strategy):
         values = strategy.extended.values(model, model.variables[:1])
         np.testing.assert_array_equal(values[0], model.variables[0])
         assert strategy.extended.is_writer
-        assert strategy.extended.by_the_writer(model, lambda: "written") == "written"
+        assert strategy.extended.run_on_writer(model, lambda: "written") == "written"
 
 
 def test_models_are_not_kept(strategy):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.pipeline.gradients import Gradients
+from tfdist.pipeline.gradients import GradientSums
 
 
 def rows(values, indices):
@@ -13,7 +13,7 @@ def rows(values, indices):
 
 def test_dense_and_sparse_parts():
     dense, sparse, mixed, none = (keras.Variable(np.zeros([4, 2], "float32")) for _ in range(4))
-    gradients = Gradients()
+    gradients = GradientSums()
     gradients.add(dense, tf.ones([4, 2]))
     assert float(gradients.add(dense, 2 * tf.ones([4, 2]))[0, 0]) == 3
     for variable in (sparse, mixed):
@@ -34,7 +34,7 @@ def test_rows_of_positions_are_summed_and_those_of_samples_are_not():
 
     @tf.function(autograph=False)
     def step(batch):
-        gradients = Gradients()
+        gradients = GradientSums()
         for number in range(2):
             words = tf.IndexedSlices(tf.ones([3, 2]), batch[number], tf.constant([4, 2]))
             gradients.add(table, words, "words")
@@ -53,7 +53,7 @@ def test_gradients_wait():
 
     @tf.function(autograph=False)
     def step():
-        gradients = Gradients()
+        gradients = GradientSums()
         gradients.add(one, tf.ones([4, 2]))
         gradients.add(other, rows([[1.0, 2.0]], [1]))
         last = tf.timestamp().op

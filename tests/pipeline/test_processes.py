@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.pipeline.processes import OTHER_DATA, Processes
+from tfdist.pipeline.processes import OTHER_DATA, PipelineCollectives
 
 
 def graph(function):
@@ -15,7 +15,7 @@ def graph(function):
 @pytest.mark.parametrize("way", [lambda function: function, graph])
 def test_data_are_agreed_on_and_losses_summed(ranks, way):
     def work(group):
-        processes = Processes(group, "m")
+        processes = PipelineCollectives(group, "m")
 
         def total(x):
             losses = [tf.constant(0.5), tf.constant(2.0)] if group.rank else []
@@ -34,7 +34,7 @@ def test_other_data(ranks, change):
         if group.rank:
             x = x[[1, 0, 2, 3, 4, 5]] if change == "order" else x[:5]
         with pytest.raises(tf.errors.InvalidArgumentError, match=OTHER_DATA):
-            Processes(group, "m").agreed([tf.constant(x)])
+            PipelineCollectives(group, "m").agreed([tf.constant(x)])
 
     ranks(2)(work)
 
@@ -42,7 +42,7 @@ def test_other_data(ranks, change):
 def test_variables_are_those_of_one_worker(ranks):
     def work(group):
         variables = [keras.Variable(np.full([2], group.rank)), keras.Variable(10 * group.rank, dtype="int32")]
-        Processes(group, "m").give(variables, 1)
+        PipelineCollectives(group, "m").give(variables, 1)
         return [one.numpy().tolist() for one in variables]
 
     assert ranks(3)(work) == [[[1.0, 1.0], 10]] * 3
@@ -52,7 +52,7 @@ def test_tensors_of_one_worker_and_sums_over_some(ranks):
     spec = [tf.TensorSpec([None, 2]), tf.TensorSpec([], tf.int32)]
 
     def work(group):
-        processes = Processes(group, "m")
+        processes = PipelineCollectives(group, "m")
         tensors = [tf.ones([3, 2]), tf.constant(7)] if group.rank == 2 else None
         one, other = processes.share(tensors, spec, 2)
         total = processes.summed([tf.constant([float(group.rank)])], (0, 2), ["w"]) if group.rank != 1 else [[-1.0]]

@@ -12,7 +12,7 @@ class Process:
     def __init__(self, is_writer):
         self.is_writer, self.models = is_writer, []
 
-    def by_the_writer(self, model, action):
+    def run_on_writer(self, model, action):
         self.models.append(model)
         if self.is_writer:
             action()

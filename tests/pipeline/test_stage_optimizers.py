@@ -55,7 +55,7 @@ def test_a_weight_that_two_stages_hold_counts_once_in_a_norm(ranks, monkeypatch)
     def work(group):
         own.stages = types.SimpleNamespace(over_stages=Bridge(group))
         gradients = [tf.constant([3.0, 4.0]), tf.constant([[1.0, 2.0], [2.0, 0.0 if group.rank else 4.0]])]
-        with stage_optimizers.counted([0.5, 1.0]):
+        with stage_optimizers.gradient_shares([0.5, 1.0]):
             return float(base_optimizer.global_norm(gradients))
 
     assert ranks(2)(work) == [pytest.approx((25 + 25 + 9) ** 0.5)] * 2

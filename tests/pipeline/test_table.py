@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.pipeline.actions import Exchange, parse
+from tfdist.pipeline.actions import WorkerExchange, parse
 from tfdist.pipeline.schedules import interleaved, one_forward_one_backward, zero_bubble
 from tfdist.pipeline.table import Table
 
@@ -38,7 +38,7 @@ def test_results_are_sent_at_once_and_what_is_received_is_expected_one_exchange_
 def test_workers_of_one_process_exchange_nothing():
     table = interleaved(6, 4, 3)
     assert {str(one) for one in table.steps(0, [0, 1, 2])} == set(written(table.rows[0]))
-    between = [step for step in table.steps(0, [2]) if isinstance(step, Exchange)]
+    between = [step for step in table.steps(0, [2]) if isinstance(step, WorkerExchange)]
     others = {table.workers[one.destination] for step in between for one in step.sent}
     assert others == {1}
 
@@ -56,7 +56,7 @@ def test_what_is_sent_is_received(table):
     for worker in range(len(table.rows)):
         held, expected = set(), None
         for step in table.steps(worker):
-            if not isinstance(step, Exchange):
+            if not isinstance(step, WorkerExchange):
                 for one in table.needs(step):
                     assert one in held or (one, step.stage) in held, f"{step} needs {one}"
                 held.add(step)

@@ -19,7 +19,7 @@ from tfdist.cluster.quorum_messages import (
     Replace,
     Where,
 )
-from tfdist.cluster.quorums import Quorums
+from tfdist.cluster.quorums import QuorumCoordinator
 from tfdist.errors import RendezvousError
 from tfdist.quorum.links import Links
 
@@ -40,7 +40,7 @@ class Job:
         self.changed = threading.Condition()
         self.replies, self.aborted, self.running = {}, {}, []
         self.running_at_once = False  # whether times of grace are over at once
-        self.quorums = Quorums(self._tell, self._later, 60.0)
+        self.quorums = QuorumCoordinator(self._tell, self._later, 60.0)
         self.numbers = itertools.count()
         self.members = [Member(self, task) for task in range(size)]
 

@@ -4,8 +4,8 @@ import pytest
 from tests.quorum.test_exchange import meeting
 from tfdist.compression import DeepGradientCompression, Int8, RandomK, TopK, policy
 from tfdist.compression.policy import Schedule
-from tfdist.quorum.contributions import Contributions
-from tfdist.quorum.exchange import Exchange
+from tfdist.quorum.contributions import ContributionEncoder
+from tfdist.quorum.exchange import MeetingExchange
 
 SHAPES = [(64, 64), (5,), (3000, 2)]
 PATHS = ["dense/kernel", "dense/bias", "other/kernel"]
@@ -26,8 +26,8 @@ def test_changes_of_several_dtypes_travel_as_they_are(job):
     met = meeting(made, [1, 3])
 
     def work(task):
-        contributions = Contributions(PATHS, SHAPES, None, task)
-        return contributions.mean(contributions.encode(own[task], 1), Exchange(made.members[task], "a", met))
+        contributions = ContributionEncoder(PATHS, SHAPES, None, task)
+        return contributions.mean(contributions.encode(own[task], 1), MeetingExchange(made.members[task], "a", met))
 
     found = made.side_by_side(work, range(2))
     for place, (one, other) in enumerate(zip(*found, strict=True)):
@@ -40,7 +40,7 @@ def test_changes_of_several_dtypes_travel_as_they_are(job):
 def test_what_an_encoding_lacks_is_in_the_next_one(job, method):
     """The sum of what all have used, and of what is kept back, is that of all changes."""
     made = job(2)
-    senders = [Contributions(PATHS, SHAPES, chosen(method), task) for task in range(2)]
+    senders = [ContributionEncoder(PATHS, SHAPES, chosen(method), task) for task in range(2)]
     total, used = ([np.zeros(shape) for shape in SHAPES] for _ in range(2))
     for number in range(1, 5):
         own = [changes(10 * number + task) for task in range(2)]
@@ -48,7 +48,7 @@ def test_what_an_encoding_lacks_is_in_the_next_one(job, method):
 
         def work(task, own=own, number=number, met=met):
             contribution = senders[task].encode(own[task], number)
-            return senders[task].mean(contribution, Exchange(made.members[task], "a", met))
+            return senders[task].mean(contribution, MeetingExchange(made.members[task], "a", met))
 
         found = made.side_by_side(work, range(2))
         for place in range(3):
@@ -61,7 +61,7 @@ def test_what_an_encoding_lacks_is_in_the_next_one(job, method):
 
 
 def test_what_comes_too_late_is_taken_back():
-    contributions = Contributions(PATHS, SHAPES, chosen(TopK(0.1)), 0)
+    contributions = ContributionEncoder(PATHS, SHAPES, chosen(TopK(0.1)), 0)
     contributions.encode(changes(0), 1)
     before = contributions._states[0].arrays["residual"].copy()
     contributions.encode(changes(1), 2)
@@ -75,8 +75,8 @@ def test_fewer_bytes_are_sent(job):
     met = meeting(made, [1, 1])
 
     def work(task):
-        contributions = Contributions(PATHS, SHAPES, chosen(Int8()), task)
-        contributions.mean(contributions.encode(changes(task), 1), Exchange(made.members[task], "a", met))
+        contributions = ContributionEncoder(PATHS, SHAPES, chosen(Int8()), task)
+        contributions.mean(contributions.encode(changes(task), 1), MeetingExchange(made.members[task], "a", met))
 
     made.side_by_side(work, range(2))
     assert made.members[0].links.bytes_sent < 0.6 * 8 * sum(np.prod(shape) for shape in SHAPES)
@@ -84,4 +84,4 @@ def test_fewer_bytes_are_sent(job):
 
 def test_methods_for_sums_are_refused():
     with pytest.raises(ValueError, match="QuorumStrategy cannot compress with DeepGradientCompression"):
-        Contributions(PATHS, SHAPES, chosen(DeepGradientCompression(0.01)), 0)
+        ContributionEncoder(PATHS, SHAPES, chosen(DeepGradientCompression(0.01)), 0)

@@ -6,11 +6,11 @@ import pytest
 
 from tfdist.compression import Int8, policy
 from tfdist.errors import MismatchError, RendezvousError
-from tfdist.local_sgd.course import Live, Progress, Trained
+from tfdist.local_sgd.course import Live, Progress, VariableGroup
 from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rules import Averaging, Outer
-from tfdist.quorum.course import Quorum, Quorums
-from tfdist.quorum.members import Alone
+from tfdist.quorum.course import QuorumRounds, QuorumRoundsFactory
+from tfdist.quorum.members import SingleProcessMembers
 
 START = [np.arange(6.0).reshape(2, 3), np.ones(4)]
 NAME = "optimizer 0"
@@ -31,9 +31,9 @@ class Training(Live):
 
 
 def course(members, start=START, rule=None, compression=None, settings="alike", live=None, are_weights=True):
-    trained = Trained(NAME, ["a", "b", "slot"], [one.copy() for one in start], 0.1, live or Training())
+    trained = VariableGroup(NAME, ["a", "b", "slot"], [one.copy() for one in start], 0.1, live or Training())
     chosen = None if compression is None else policy.as_policy(compression)
-    return Quorum(members, Every(5), rule or Averaging(), chosen, trained, settings, are_weights)
+    return QuorumRounds(members, Every(5), rule or Averaging(), chosen, trained, settings, are_weights)
 
 
 def change(task, number):
@@ -375,7 +375,9 @@ def test_a_state_that_does_not_come_is_an_error_that_says_where(job):
 
 
 def test_a_process_alone_makes_rounds_by_itself():
-    alone = Quorums(Alone(), Every(5), Averaging, None, "").of(Trained(NAME, ["a", "b"], list(START), 0.1, Training()))
+    alone = QuorumRoundsFactory(SingleProcessMembers(), Every(5), Averaging, None, "").of(
+        VariableGroup(NAME, ["a", "b"], list(START), 0.1, Training())
+    )
     assert alone.joined is None
     assert alone.begin_anew(Progress(0, 0)).left == 5
     for number in range(1, 3):

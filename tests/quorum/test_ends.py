@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from tests.quorum.jobs import Job
-from tfdist.local_sgd.course import Live, Progress, Trained
+from tfdist.local_sgd.course import Live, Progress, VariableGroup
 from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rules import Averaging
-from tfdist.quorum.course import Quorum
+from tfdist.quorum.course import QuorumRounds
 from tfdist.quorum.members import end_together
 
 GRACE = 0.02
@@ -58,8 +58,8 @@ class Process(Live):
         self._state = list(self.state_of_layers.centre)
 
     def _course(self, name, values, are_weights):
-        return Quorum(
-            *(self.members, Every(EVERY), Averaging(), None, Trained(name, ["v"], values, 0.1, self), "alike"),
+        return QuorumRounds(
+            *(self.members, Every(EVERY), Averaging(), None, VariableGroup(name, ["v"], values, 0.1, self), "alike"),
             are_weights=are_weights,
         )
 

@@ -8,7 +8,7 @@ import pytest
 from tfdist.cluster.quorum_messages import Lack, Meeting, Partner
 from tfdist.errors import MismatchError
 from tfdist.quorum import exchange
-from tfdist.quorum.exchange import AbortedError, Exchange
+from tfdist.quorum.exchange import AbortedError, MeetingExchange
 
 
 def meeting(job, samples, attempt=1):
@@ -19,7 +19,7 @@ def meeting(job, samples, attempt=1):
 def means(job, samples, vectors, attempt=1):
     met = meeting(job, samples, attempt)
     return job.side_by_side(
-        lambda task: Exchange(job.members[task], "a", met).mean("0", vectors[task]), range(len(samples))
+        lambda task: MeetingExchange(job.members[task], "a", met).mean("0", vectors[task]), range(len(samples))
     )
 
 
@@ -53,7 +53,7 @@ def test_payloads_are_decoded_by_all_in_the_same_order(job):
     met = meeting(made, [1, 1, 2])
     payloads = [np.arange(7, dtype=np.uint8) * (task + 1) for task in range(3)]
     found = made.side_by_side(
-        lambda task: Exchange(made.members[task], "a", met).mean_of_payloads(
+        lambda task: MeetingExchange(made.members[task], "a", met).mean_of_payloads(
             "0", payloads[task], lambda payload: payload.astype("float64")
         ),
         range(3),
@@ -75,7 +75,7 @@ def test_a_meeting_that_will_not_come_about_is_left(job):
             abort()
             return
         with pytest.raises(AbortedError):
-            Exchange(made.members[0], "a", meeting(made, [1, 1])).mean("0", np.zeros(3))
+            MeetingExchange(made.members[0], "a", meeting(made, [1, 1])).mean("0", np.zeros(3))
 
     made.side_by_side(work, range(2))
 
@@ -91,7 +91,7 @@ def test_a_partner_of_which_nothing_comes_is_reported(job, monkeypatch, sends_ow
         made.aborted[0, "a"] = made.aborted[1, "a"] = 1
 
     def work(task):
-        one = Exchange(made.members[task], "a", met)
+        one = MeetingExchange(made.members[task], "a", met)
         if task == 2:
             if sends_own:
                 one._send("own 0", [np.zeros(1)] * 3)
@@ -110,7 +110,7 @@ def test_vectors_of_another_length_are_an_error(job):
 
     def work(task):
         with pytest.raises(MismatchError, match=f"expected .* from task {1 - task}; got"):
-            Exchange(made.members[task], "a", met).mean("0", np.zeros(4 + 4 * task))
+            MeetingExchange(made.members[task], "a", met).mean("0", np.zeros(4 + 4 * task))
 
     made.side_by_side(work, range(2))
 
@@ -132,7 +132,7 @@ def test_an_array_with_a_gap_is_as_if_it_had_not_come(job, monkeypatch, lost):
 
     def work(task):
         with pytest.raises(AbortedError):
-            Exchange(made.members[task], "a", met).mean("0", np.ones(80, np.float32))
+            MeetingExchange(made.members[task], "a", met).mean("0", np.ones(80, np.float32))
 
     lacked = []
     for member in made.members:

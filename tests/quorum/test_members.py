@@ -10,7 +10,7 @@ from tfdist.cluster.quorum_messages import Enlisted, Outcome, Partner
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import MismatchError, RendezvousError, TfdistError
 from tfdist.quorum.links import Links
-from tfdist.quorum.members import Alone, Together
+from tfdist.quorum.members import ClusterMembers, SingleProcessMembers
 
 GRACE = 0.5
 
@@ -26,7 +26,7 @@ def together(size, quorum=1, start=10.0):
             stack.callback(one.close)
             links = Links(task, "127.0.0.1", None)
             stack.callback(links.close)
-            made.append(Together(one, links, quorum, GRACE, Timeouts(start=start)))
+            made.append(ClusterMembers(one, links, quorum, GRACE, Timeouts(start=start)))
         yield made
 
 
@@ -97,7 +97,7 @@ def test_who_waits_is_told_what_has_ended_the_job():
 
 
 def test_a_process_alone_meets_itself():
-    alone = Alone()
+    alone = SingleProcessMembers()
     assert alone.enlist("a", -1, "", True) == Enlisted(0, None, "")
     meeting = alone.ready("a", 3, 7, ends=True, checksum=0)
     assert meeting.partners == (Partner(0, 7, ""),)

@@ -45,7 +45,7 @@ def learning(member, timeout=DEADLINE):
 
     def learn():
         try:
-            found.append(agreement.learn(member, timeout))
+            found.append(agreement.wait_for_options(member, timeout))
         except TfdistError as error:
             found.append(error)
 
@@ -80,7 +80,7 @@ def test_a_job_may_fail_before(members):
 
 def test_nobody_publishes_in_time(members):
     with pytest.raises(RendezvousError, match=r"no worker has made its ParameterServerStrategy within 0\.1 s"):
-        agreement.learn(members[2], 0.1)
+        agreement.wait_for_options(members[2], 0.1)
 
 
 def test_an_additional_worker_compares_too():

@@ -25,7 +25,7 @@ def test_processes_that_come_and_go_are_no_job_with_those_that_stay():
     cluster = cluster_of("worker", worker=2)
     job.enter(cluster, TIMEOUTS)
     with pytest.raises(ClusterSpecError, match=r"cannot be in one job with QuorumStrategy.* Leave out tfdist\.init"):
-        job.enter(dataclasses.replace(cluster, comes_and_goes=True), TIMEOUTS)
+        job.enter(dataclasses.replace(cluster, has_elastic_workers=True), TIMEOUTS)
 
 
 def test_a_process_that_has_left_may_enter_again():

@@ -16,7 +16,7 @@ from tfdist.parameter_server.worker.client import Connection, RefusedError
 from tfdist.runtime import membership, server_host
 from tfdist.runtime.server_address import address_of
 from tfdist.runtime.server_host import Host
-from tfdist.runtime.server_state import Template
+from tfdist.runtime.server_state import ServerStateFactory
 
 DEADLINE = 20.0
 
@@ -31,7 +31,7 @@ class Task:
         self.errors = []
         self.hosts = []
         for server in (index, (index - 1) % 2):
-            template = Template(Arguments(Asynchronous()), cluster.tasks, server, self.member.control)
+            template = ServerStateFactory(Arguments(Asynchronous()), cluster.tasks, server, self.member.control)
             self.hosts.append(Host(self.member.control, cluster.tasks, True, template))
         self.threads = [threading.Thread(target=self.run, args=(host, timeouts), daemon=True) for host in self.hosts]
         for thread in self.threads:

@@ -17,7 +17,7 @@ from tfdist.parameter_server.options.synchronization import BoundedStaleness, Sy
 from tfdist.parameter_server.protocol.messages import Attach, Create, Push
 from tfdist.parameter_server.protocol.state import Held
 from tfdist.parameter_server.protocol.tables import AttachTable
-from tfdist.runtime.server_state import Template
+from tfdist.runtime.server_state import ServerStateFactory
 
 HELD = (Held("w", 0, 2, 2),)
 SGD = keras.optimizers.SGD(1.0)
@@ -28,7 +28,7 @@ def template(server=0, folder=None, ps=2):
     cluster = cluster_of("ps", chief=1, worker=1, ps=ps)
     control = SimpleNamespace(job="job", present={})
     options = Arguments(BoundedStaleness(3), servers=Servers(snapshots=folder))
-    return Template(options, cluster.tasks, server, control)
+    return ServerStateFactory(options, cluster.tasks, server, control)
 
 
 def train(shards, pushes):
@@ -93,7 +93,7 @@ def test_the_server_of_a_host_joins_its_workers_and_keeps_nothing(tmp_path):
     cluster = cluster_of("ps", chief=1, worker=1, ps=2)
     options = Arguments(BoundedStaleness(3, DropBeyond(1)), servers=PerHost(Synchronous(), snapshots=tmp_path))
     control = SimpleNamespace(job="job", present={})
-    root, host = (Template(options, cluster.tasks, server, control) for server in range(2))
+    root, host = (ServerStateFactory(options, cluster.tasks, server, control) for server in range(2))
     host.tell = lambda event: None
     shards = [made.leading() for made in (root, host)]
     for one in shards:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.parameter_server.serving import DEADLINE, serving
 from tfdist.cluster.settings import Timeouts
-from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.pushes import Gradients, Hogwild
 from tfdist.parameter_server.options.staleness import Unscaled
@@ -76,7 +76,7 @@ def served(
     }
     with contextlib.ExitStack() as stack:
         running = [
-            stack.enter_context(serving(mode, policy=policy, deals=None if server else Deals(), **of_servers))
+            stack.enter_context(serving(mode, policy=policy, deals=None if server else DealerService(), **of_servers))
             for server in range(servers)
         ]
         made = [Served(running, worker, arguments, workers) for worker in range(workers)]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.runtime import world
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
 from tfdist.strategies.keras import keras_seams
-from tfdist.strategies.round_abilities import ComesAndGoes, TrainsInRounds
+from tfdist.strategies.round_abilities import ElasticMembership, TrainsInRounds
 from tfdist.strategies.rounds import keras_rounds
 
 X = np.random.default_rng(0).normal(size=(20, 4))
@@ -99,7 +99,7 @@ def test_rounds_follow_the_course_of_fit():
 
 
 def test_an_ability_needs_all_that_it_is_asked_for():
-    class Coming(Recording, ComesAndGoes):
+    class Coming(Recording, ElasticMembership):
         pass
 
     with pytest.raises(TypeError, match="begin_fit"):

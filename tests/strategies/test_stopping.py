@@ -1,11 +1,11 @@
 import pytest
 
-from tfdist.strategies.stopping import Stopping, WishesInRounds
+from tfdist.strategies.stopping import Stopping, StopRequestsInRounds
 
 
 def test_a_wish_counts_in_steps_of_fit_alone():
     stopping = Stopping()
-    stopping.is_wished = True
+    stopping.is_requested = True
     assert stopping.own() == 0
     with stopping.counted():
         assert stopping.own() == 1
@@ -15,26 +15,26 @@ def test_a_wish_counts_in_steps_of_fit_alone():
 def test_what_any_process_wishes_ends_the_steps_of_all():
     stopping = Stopping()
     stopping.learn(0)
-    assert not stopping.is_found
+    assert not stopping.ended_by_request
     with pytest.raises(StopIteration):
         stopping.learn(1)
-    assert stopping.is_found
-    assert not stopping.is_wished
+    assert stopping.ended_by_request
+    assert not stopping.is_requested
     with stopping.counted():
-        assert not stopping.is_found, "the next step begins anew"
+        assert not stopping.ended_by_request, "the next step begins anew"
 
 
 def test_an_exchange_that_tells_of_a_wish_ends_the_steps_before_the_next_one():
     stopping = Stopping()
-    wishes = WishesInRounds(stopping)
+    wishes = StopRequestsInRounds(stopping)
     wishes.learn(0)
     stopping.check()
-    stopping.is_wished = True
+    stopping.is_requested = True
     assert wishes.own() == 1
     wishes.learn(1)
     with pytest.raises(StopIteration):
         stopping.check()
-    assert stopping.is_found
+    assert stopping.ended_by_request
     stopping.begin()
     stopping.check()
     assert wishes.own() == 0

@@ -11,7 +11,7 @@ from tfdist.callbacks.processes import has_others, processes_of
 from tfdist.engine.exchange import Exchange
 from tfdist.errors import MismatchError
 from tfdist.optimizers import keras_optimizers
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras.keras_optimizers import accumulators, innermost
 
@@ -56,12 +56,12 @@ class BroadcastVariables(keras.callbacks.Callback):
             self._send()
 
     def _send(self) -> None:
-        if not has_others(self) or at_work.of_model(self.model, DataParallel) is not None:
+        if not has_others(self) or current_strategy.of_model(self.model, DataParallel) is not None:
             return
         exchange = Exchange(processes_of(self.model))
         self._build_alike(exchange)
         everything = [*self.model.variables, *self.model.optimizer.variables]
-        left_out = self._sent | {id(one) for one in _of_each(self.model.optimizer, everything)}
+        left_out = self._sent | {id(one) for one in _local_variables(self.model.optimizer, everything)}
         new = [variable for variable in everything if id(variable) not in left_out]
         kinds = ", ".join(f"{_kind(one)} {one.dtype} {tuple(one.shape)}" for one in new)
         everyone = [one.decode() for one in exchange.all_gather(tf.constant([kinds])).numpy()]
@@ -93,7 +93,7 @@ def _kind(variable: Any) -> str:
     return str(variable.path.rpartition("/")[2].rpartition("_")[2])
 
 
-def _of_each(optimizer: Any, variables: list[Any]) -> list[Any]:
+def _local_variables(optimizer: Any, variables: list[Any]) -> list[Any]:
     """Returns the variables that differ between processes on purpose."""
     gradients = keras_optimizers.gradients_of(innermost(optimizer))
     local = [] if gradients is None else [one for one in variables if gradients.is_local(one)]

@@ -13,7 +13,7 @@ from tfdist.engine.exchange import Exchange
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.private import backups
 from tfdist.private.models import begin_at, initial_epoch
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras import keras_backup, keras_saving
 
@@ -34,11 +34,11 @@ class CommitState(keras.callbacks.BackupAndRestore):
 
     def __init__(self, backup_dir: Any, save_freq: str | int = "epoch", delete_checkpoint: bool = True) -> None:
         super().__init__(str(backup_dir), save_freq, delete_checkpoint=delete_checkpoint)
-        self._files = keras_backup.Files(self, *backups.methods_of(self))
+        self._files = keras_backup.BackupFiles(self, *backups.methods_of(self))
 
     @property
     def _is_of_a_strategy(self) -> bool:
-        return at_work.of_model(self.model, DataParallel) is not None
+        return current_strategy.of_model(self.model, DataParallel) is not None
 
     @property
     def _residuals(self) -> Path:

@@ -13,9 +13,9 @@ from tfdist.callbacks.summaries import Summaries
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.engine.group import Group
 from tfdist.notices import notice
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import UpdatesOnServers
-from tfdist.strategies.round_abilities import ComesAndGoes, TrainsInRounds
+from tfdist.strategies.round_abilities import ElasticMembership, TrainsInRounds
 from tfdist.strategies.servers import server_figures
 
 _NOTICEABLE = 0.05
@@ -61,11 +61,11 @@ class Communication(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Takes the reading from which the epoch's figures are counted."""
-        if (extended := at_work.of_model(self.model, UpdatesOnServers)) is not None:
+        if (extended := current_strategy.of_model(self.model, UpdatesOnServers)) is not None:
             if self._on_servers is None:  # others may have begun the next epoch before this worker
                 self._on_servers = server_figures.read(extended, self.model)
             return
-        if at_work.of_model(self.model, ComesAndGoes) is not None:
+        if current_strategy.of_model(self.model, ElasticMembership) is not None:
             self._in_rounds = self.model.distribute_strategy.communication()
             return
         self._begun = _reading(processes_of(self.model))
@@ -73,10 +73,10 @@ class Communication(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Computes the figures of the epoch over all ranks, and reports them."""
-        if (extended := at_work.of_model(self.model, UpdatesOnServers)) is not None:
+        if (extended := current_strategy.of_model(self.model, UpdatesOnServers)) is not None:
             self._report_servers(extended, epoch)
             return
-        if (alone := at_work.of_model(self.model, ComesAndGoes)) is not None:
+        if (alone := current_strategy.of_model(self.model, ElasticMembership)) is not None:
             self._report_rounds(alone, epoch)
             return
         assert self._begun is not None
@@ -97,7 +97,7 @@ class Communication(keras.callbacks.Callback):
         ratios = self._ratios()
         if ratios:
             figures["compression_ratio"] = ratios.pop("")
-        rounds = at_work.of_model(self.model, TrainsInRounds)
+        rounds = current_strategy.of_model(self.model, TrainsInRounds)
         if rounds is not None and (distance := rounds.distance(self.model)) is not None:
             figures["replica_distance"] = distance
         for name, figure in figures.items():
@@ -129,7 +129,7 @@ class Communication(keras.callbacks.Callback):
             {"servers/staleness of each": staleness},
         )
 
-    def _report_rounds(self, extended: ComesAndGoes, epoch: int) -> None:
+    def _report_rounds(self, extended: ElasticMembership, epoch: int) -> None:
         now = self.model.distribute_strategy.communication()
         spent = {name: value - self._in_rounds.get(name, 0) for name, value in now.items()}
         figures = {

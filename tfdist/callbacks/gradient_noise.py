@@ -10,15 +10,15 @@ import keras
 from tfdist.callbacks.processes import has_others
 from tfdist.callbacks.summaries import Summaries
 from tfdist.notices import notice
-from tfdist.optimizers.gradients import Gradients
+from tfdist.optimizers.gradients import GradientAverager
 from tfdist.optimizers.keras_optimizers import gradients_of
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import Ability, DataParallel, DelaysUpdates
 from tfdist.strategies.keras.gradient_norms import GradientNorms, Noise
 from tfdist.strategies.keras.keras_optimizers import innermost
 
 
-class _OfGradients(keras.callbacks.Callback):
+class _GradientStatistics(keras.callbacks.Callback):
     """Base of callbacks that measure the noise of each epoch's gradients; subclasses compute a figure from it."""
 
     _name: str
@@ -30,7 +30,7 @@ class _OfGradients(keras.callbacks.Callback):
             raise ValueError(f"{type(self).__name__}(batch_size=…) is a number of samples from 1; got {batch_size!r}")
         self._batch_size = batch_size
         self._summaries = Summaries(log_dir)
-        self._at: DataParallel | Gradients | None = None
+        self._at: DataParallel | GradientAverager | None = None
         self._norms: GradientNorms | None = None
         self._before = Noise()
         self.history: dict[str, list[float]] = {}
@@ -49,7 +49,7 @@ class _OfGradients(keras.callbacks.Callback):
             self.model.make_train_function(force=True)
         self._norms = self._at.norms
 
-    def _measured(self) -> DataParallel | Gradients | None:
+    def _measured(self) -> DataParallel | GradientAverager | None:
         """Returns the object that sums gradients; None if one replica trains alone."""
         name = type(self).__name__
         optimizer = innermost(self.model.optimizer)
@@ -65,12 +65,12 @@ class _OfGradients(keras.callbacks.Callback):
                 raise ValueError(f"{name}(batch_size=…) needs the samples of a process in a step, without a strategy")
             gradients.samples = self._batch_size
             return gradients
-        extended = at_work.of_model(self.model, DataParallel)
+        extended = current_strategy.of_model(self.model, DataParallel)
         if extended is None or not extended.has_several_replicas:
             has_others(self)
             return None
         is_late = isinstance(extended, DelaysUpdates)
-        if not extended.meets_in_steps or extended.compressor is not None or is_late:
+        if not extended.synchronizes_steps or extended.compressor is not None or is_late:
             raise ValueError(f"{name} needs a strategy that sums gradients in each step, and does not compress them")
         return extended
 
@@ -97,7 +97,7 @@ class _OfGradients(keras.callbacks.Callback):
             self.history.setdefault(name, []).append(figure)
         if logs is not None:
             logs[self._name] = found
-        writes = at_work.of_model(self.model, Ability)
+        writes = current_strategy.of_model(self.model, Ability)
         gradients = gradients_of(self.model.optimizer)
         if writes.is_writer if writes is not None else gradients is None or gradients.group.is_writer:
             if math.isinf(found):
@@ -125,7 +125,7 @@ class _OfGradients(keras.callbacks.Callback):
         self._at = self._norms = None
 
 
-class GradientNoiseScale(_OfGradients):
+class GradientNoiseScale(_GradientStatistics):
     """Measures the noise scale of gradients: the batch size beyond which larger batches gain less and less.
 
     The scale is B = S / ‖g‖², with the mean g of single samples' gradients and their variance S, summed over all
@@ -160,7 +160,7 @@ class GradientNoiseScale(_OfGradients):
         return ratio
 
 
-class GradientDiversity(_OfGradients):
+class GradientDiversity(_GradientStatistics):
     """Measures the diversity of gradients: the batch size up to which each sample is worth as much as alone.
 
     The gradient diversity of n samples is Σ_i ‖g_i‖² / ‖Σ_i g_i‖²; n times that is a batch size. While the batch is

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.callbacks.processes import has_others, processes_of
 from tfdist.engine.exchange import Exchange
 from tfdist.errors import MismatchError
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
 
 
@@ -29,7 +29,7 @@ class MetricAverage(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Averages the logs over processes."""
-        if not logs or not has_others(self) or at_work.of_model(self.model, DataParallel) is not None:
+        if not logs or not has_others(self) or current_strategy.of_model(self.model, DataParallel) is not None:
             return
         exchange = Exchange(processes_of(self.model))
         names = sorted(logs)

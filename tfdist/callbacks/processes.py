@@ -10,7 +10,7 @@ from tfdist.engine.group import Group
 from tfdist.notices import notice
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.runtime import world
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
 
 _said: set[str] = set()
@@ -36,7 +36,7 @@ def processes_of(model: Any) -> Group:
     Args:
         model: a Keras model.
     """
-    extended = at_work.of_model(model, DataParallel)
+    extended = current_strategy.of_model(model, DataParallel)
     if extended is not None:
         return extended.group
     gradients = gradients_of(getattr(model, "optimizer", None))

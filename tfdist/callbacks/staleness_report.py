@@ -12,7 +12,7 @@ from tfdist.callbacks.summaries import Summaries
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.engine.group import Group
 from tfdist.notices import notice
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import Ability, DelaysUpdates, UpdatesOnServers
 from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.strategies.servers import server_figures
@@ -57,7 +57,7 @@ class StalenessReport(keras.callbacks.Callback):
             _say_once()
             return
         counts = now - self._before
-        rounds = at_work.of_model(self.model, TrainsInRounds)
+        rounds = current_strategy.of_model(self.model, TrainsInRounds)
         if rounds is not None:
             counts = _of_all(counts, rounds.group)
             if not counts:
@@ -71,7 +71,7 @@ class StalenessReport(keras.callbacks.Callback):
         }
         for name, figure in figures.items():
             self.history.setdefault(name, []).append(figure)
-        writes = at_work.of_model(self.model, Ability)
+        writes = current_strategy.of_model(self.model, Ability)
         if writes is not None and writes.is_writer:
             what = "updates old" if rounds is None else "rounds old"
             notice(
@@ -89,11 +89,11 @@ class StalenessReport(keras.callbacks.Callback):
         self._summaries.close()
 
     def _read(self) -> Counter[int] | None:
-        if (servers := at_work.of_model(self.model, UpdatesOnServers)) is not None:
+        if (servers := current_strategy.of_model(self.model, UpdatesOnServers)) is not None:
             return Counter(server_figures.read(servers, self.model).staleness)
-        if (late := at_work.of_model(self.model, DelaysUpdates)) is not None:
+        if (late := current_strategy.of_model(self.model, DelaysUpdates)) is not None:
             return Counter(late.staleness(self.model))
-        rounds = at_work.of_model(self.model, TrainsInRounds)
+        rounds = current_strategy.of_model(self.model, TrainsInRounds)
         return None if rounds is None else Counter(rounds.staleness(self.model))
 
 

@@ -28,7 +28,7 @@ class Timeline(keras.callbacks.Callback):
     def __init__(self, path: str) -> None:
         super().__init__()
         self._path = str(path)
-        self._before: timeline.Timeline | None = None
+        self._before: timeline.EventRecorder | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts to record the timeline."""
@@ -37,7 +37,7 @@ class Timeline(keras.callbacks.Callback):
             raise OSError(f"the timeline {self._path} cannot be written: directory missing or not writable")
         self._before = group.engine.timeline
         offset = group.run("callbacks: the clocks", clock_offset())
-        group.engine.timeline = timeline.Timeline(group.engine.rank, offset)
+        group.engine.timeline = timeline.EventRecorder(group.engine.rank, offset)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Gathers the ranks' records and writes the file."""

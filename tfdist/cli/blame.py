@@ -6,7 +6,7 @@ from tfdist.cli.process import Process
 from tfdist.cluster import launcher
 
 
-class Blame:
+class FailureTracker:
     """The failures of a job's processes, in their order.
 
     Attributes:

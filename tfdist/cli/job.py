@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cli import resources, status_hint
-from tfdist.cli.blame import Blame
+from tfdist.cli.blame import FailureTracker
 from tfdist.cli.outputs import Outputs
 from tfdist.cli.process import Process
 from tfdist.cluster import launcher
@@ -191,7 +191,7 @@ class Job:
         selector.register(self._ended, selectors.EVENT_READ)
         for process in self._processes:
             selector.register(process.report, selectors.EVENT_READ, process)
-        blame = Blame()
+        blame = FailureTracker()
         running = self._processes.copy()
         deadline: float | None = None
         is_over = False

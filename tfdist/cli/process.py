@@ -14,7 +14,7 @@ class Process:
     Attributes:
         name: name of the task, such as ``"rank 0"``, ``"ps 0"`` or ``"evaluator 0"``.
         popen: the process, which leads a process group.
-        report: file descriptor with the process's reports; see `tfdist.cluster.launcher.tell`.
+        report: file descriptor with the process's reports; see `tfdist.cluster.launcher.report_to_launcher`.
         trains: whether the process has a rank.
         is_victim: whether the process reported another process's failure as the cause.
         ended_by_us: whether the launcher had to end the process.

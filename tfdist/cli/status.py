@@ -21,7 +21,7 @@ from tfdist.cluster.settings import read_secret
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.protocol.messages import Inspect, Report
-from tfdist.parameter_server.protocol.report import ModelReport, together
+from tfdist.parameter_server.protocol.report import ModelReport, merge_reports
 from tfdist.parameter_server.worker.client import Connection
 
 _TIMEOUT = 10.0
@@ -151,7 +151,7 @@ def _models(reports: Sequence[Report]) -> dict[tuple[str, int], ModelReport]:
     for report in reports:
         for model in report.models:
             found.setdefault((model.model, model.occurrence), []).append(model)
-    return {key: together(parts) for key, parts in found.items()}
+    return {key: merge_reports(parts) for key, parts in found.items()}
 
 
 def _headline(model: ModelReport, last: ModelReport | None, seconds: float) -> str:

@@ -38,7 +38,7 @@ class Admission(Generic[Member]):
         self._admit = admit
         self._serve = serve
         self._line_bytes = line_bytes
-        allowed = descriptors.raised()
+        allowed = descriptors.raise_file_limit()
         left = _MOST_UNPROVEN if allowed is None else allowed - tasks - _OWN_DESCRIPTORS
         self._most = max(_FEWEST_UNPROVEN, min(_MOST_UNPROVEN, left))
         self._unproven: dict[asyncio.Task[None], None] = {}

@@ -60,7 +60,7 @@ def _site(call: Call | Agree) -> Site:
     return call.members, call.key
 
 
-class Coordination:
+class CollectiveCoordinator:
     """The server's bookkeeping of collectives; it has no connection of its own.
 
     Args:

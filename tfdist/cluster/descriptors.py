@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 
 
-def raised() -> int | None:
+def raise_file_limit() -> int | None:
     """Raises this process's limit of open files to the hard limit.
 
     A server needs a file descriptor for each connection, also for those of unknown processes that send nothing.

@@ -26,7 +26,7 @@ def is_tfdist_run() -> bool:
     return os.environ.get(REPORT, "").isdigit()
 
 
-def tell(what: str) -> None:
+def report_to_launcher(what: str) -> None:
     """Tells `tfdist run`, if it started this process, why the process fails, or that it has entered the job.
 
     Args:

@@ -106,7 +106,7 @@ _NONE = _Rounds(Enlist(0, "", "", -1, 1, 0.0, ""))
 """Rounds that no task takes part in; they stand for a name that no task has enlisted for."""
 
 
-class Quorums:
+class QuorumCoordinator:
     """The server's bookkeeping of rounds; it has no connection of its own.
 
     Args:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tfdist._version import __version__
-from tfdist.cluster.server import Job
+from tfdist.cluster.server import JobDescription
 from tfdist.cluster.settings import Timeouts
 from tfdist.cluster.spec import split_address
 from tfdist.errors import RendezvousError
@@ -80,7 +80,7 @@ class ServerProcess:
         timeouts: Timeouts,
         is_elastic: bool = False,
     ) -> None:
-        job = Job(
+        job = JobDescription(
             name=f"tfdist_{uuid.uuid4().hex}",
             tasks=tuple(tasks),
             size=size,

@@ -2,7 +2,7 @@
 
 It admits tasks and keeps watch: if the kernel closes a connection its task has died, and if a connection is silent its
 task is stopped or cut off. It tells all tasks which tasks are there and which are lost; the tasks decide what that
-means. Tasks exchange small values over it (`tfdist.cluster.meetings`), ranks agree on their collectives
+means. Tasks exchange small values over it (`tfdist.cluster.value_exchange`), ranks agree on their collectives
 (`tfdist.cluster.coordination`), and rounds find their quorum (`tfdist.cluster.quorums`). It is a separate process
 because MPI can block a whole Python process while it starts.
 
@@ -24,12 +24,12 @@ import msgspec
 
 from tfdist.cluster import messages, proof
 from tfdist.cluster.admission import Admission
-from tfdist.cluster.coordination import Coordination
-from tfdist.cluster.meetings import Meetings
+from tfdist.cluster.coordination import CollectiveCoordinator
 from tfdist.cluster.message import Message
 from tfdist.cluster.messages import Claims, FromTask
 from tfdist.cluster.quorum_messages import OfRounds
-from tfdist.cluster.quorums import Quorums
+from tfdist.cluster.quorums import QuorumCoordinator
+from tfdist.cluster.value_exchange import ValueExchange
 from tfdist.comm import segments
 
 ANSWER_SECONDS = 2.0
@@ -38,7 +38,7 @@ LINGER_SECONDS = 10.0
 """Seconds for which the server goes on after the job has failed, so that the other tasks can end."""
 
 
-class Job(msgspec.Struct, frozen=True):
+class JobDescription(msgspec.Struct, frozen=True):
     """The description of a job, which the server has before any task comes.
 
     Attributes:
@@ -105,7 +105,7 @@ class Server:
         over: event that is set when the server may end.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: JobDescription) -> None:
         self.job = job
         self.members: dict[int, Member] = {}
         self.bound: frozenset[int] = frozenset()
@@ -118,9 +118,9 @@ class Server:
         self._chief_has_come = False
         self._awaited: set[int] = set()
         self._closing: asyncio.TimerHandle | None = None
-        self._meetings = Meetings(self._tell)
-        self._coordination = Coordination(job.size, self._name_of, self._tell, self._mismatch, _later)
-        self._quorums = Quorums(self._tell, _later, job.start_timeout)
+        self._meetings = ValueExchange(self._tell)
+        self._coordination = CollectiveCoordinator(job.size, self._name_of, self._tell, self._mismatch, _later)
+        self._quorums = QuorumCoordinator(self._tell, _later, job.start_timeout)
         self._explaining: tuple[float, asyncio.TimerHandle] | None = None
         self._explained = -ANSWER_SECONDS
 
@@ -477,11 +477,11 @@ def main() -> None:
     """Serves the job described on standard input, on the listening socket whose number is the argument."""
     listener = socket.socket(fileno=int(sys.argv[1]))
     listener.setblocking(False)
-    job = msgspec.json.decode(sys.stdin.readline(), type=Job)
+    job = msgspec.json.decode(sys.stdin.readline(), type=JobDescription)
     asyncio.run(_serve(job, listener))
 
 
-async def _serve(job: Job, listener: socket.socket) -> None:
+async def _serve(job: JobDescription, listener: socket.socket) -> None:
     await Server(job).run(listener)
 
 

@@ -48,12 +48,12 @@ class Cluster:
         tasks: the chief, the workers, the parameter servers, the evaluators.
         task: this process's own task. It is not in ``tasks`` if it is an evaluator that the cluster does not list, or
             a worker in addition to the listed ones of a cluster with parameter servers.
-        comes_and_goes: whether this task's strategy trains with the tasks that are there, and needs no MPI.
+        has_elastic_workers: whether this task's strategy trains with the tasks that are there, and needs no MPI.
     """
 
     tasks: tuple[Task, ...]
     task: Task
-    comes_and_goes: bool = False
+    has_elastic_workers: bool = False
 
     @property
     def size(self) -> int:
@@ -73,12 +73,12 @@ class Cluster:
     @property
     def is_elastic(self) -> bool:
         """Whether tasks may come again, and new tasks may come, after the start, as with parameter servers."""
-        return self.comes_and_goes or any(task.job == "ps" for task in self.tasks)
+        return self.has_elastic_workers or any(task.job == "ps" for task in self.tasks)
 
     def digest(self) -> str:
         """Returns a fingerprint, by which tasks check that they were given the same cluster."""
         tasks: list[Any] = [[task.job, task.index, task.address] for task in self.tasks]
-        text = json.dumps([*tasks, "comes and goes"] if self.comes_and_goes else tasks)
+        text = json.dumps([*tasks, "comes and goes"] if self.has_elastic_workers else tasks)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from tfdist.collectives.schedule import Plan
 from tfdist.compression import memory, policy, reduction
-from tfdist.compression.fusion import Chooser, Reduction, Traffic, ring_bytes, together
+from tfdist.compression.fusion import Chooser, Reduction, Traffic, fuse_reductions, ring_bytes
 from tfdist.compression.method import as_working
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.compression.state import State
@@ -79,7 +79,7 @@ def all_reduce(tensors: Sequence[Compressed], vector: np.ndarray, out: np.ndarra
     memory.keep_freed()
     ends = np.cumsum([math.prod(tensor.state.shape or ()) for tensor in tensors])[:-1]
     pieces = zip(tensors, np.split(vector, ends), np.split(out, ends), strict=True)
-    return together([(tensor.begin(own, total), tensor.traffic) for tensor, own, total in pieces], choose)
+    return fuse_reductions([(tensor.begin(own, total), tensor.traffic) for tensor, own, total in pieces], choose)
 
 
 class Compressor:

@@ -14,7 +14,7 @@ from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.compression.state import State
 
 
-def suited(method: Method) -> Method:
+def as_contraction(method: Method) -> Method:
     """Returns a method in the form that differences need.
 
     The noise of an unbiased method is in the next difference, too, which must not grow. So the method is made a
@@ -41,7 +41,7 @@ def suited_choice(choice: Choice, who: str) -> Method:
     """
     try:
         if isinstance(choice, Method) and not choice.momentum:
-            return suited(choice)
+            return as_contraction(choice)
     except TypeError as error:
         raise ValueError(f"{who} cannot compress with {choice}: {error}") from None
     raise ValueError(f"{who} cannot compress with {choice}, which is for gradients that all processes add up")
@@ -67,7 +67,7 @@ def advance(method: Method, values: np.ndarray, has: np.ndarray, state: State) -
     """Encodes the difference between values and the receiver's, and updates the copy of the latter.
 
     Args:
-        method: method that `suited` returned.
+        method: method that `as_contraction` returned.
         values: an array; only read.
         has: copy of what the receiver has, flat, in the dtype of `base`; updated.
         state: state of the encoding.

@@ -21,7 +21,7 @@ Chooser = Callable[[int], str]
 
 
 @dataclass(frozen=True)
-class Sum:
+class SumRequest:
     """Requests the sum of a vector over all ranks; the answer is a new array.
 
     Attributes:
@@ -32,7 +32,7 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Maximum:
+class MaximumRequest:
     """Requests the element-wise maximum of a vector over all ranks; the answer is a new array.
 
     Attributes:
@@ -43,7 +43,7 @@ class Maximum:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeRequest:
     """Sends a payload to every rank; the answer is the payloads of all ranks for this one, by rank.
 
     Attributes:
@@ -54,7 +54,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Gather:
+class GatherRequest:
     """Requests the payloads of all ranks, which are passed to `read` one by one; the answer is None.
 
     Attributes:
@@ -68,7 +68,7 @@ class Gather:
     sizes: Sequence[int] | None = None
 
 
-Request = Sum | Maximum | Exchange | Gather
+Request = SumRequest | MaximumRequest | ExchangeRequest | GatherRequest
 
 Reduction = Generator[Request, Any, None]
 """The reduction of one tensor: a generator that yields requests, and is sent the answers."""
@@ -89,7 +89,7 @@ class Traffic:
     plain_bytes: int = 0
 
 
-def together(reductions: Sequence[tuple[Reduction, Traffic]], choose: Chooser) -> Plan:
+def fuse_reductions(reductions: Sequence[tuple[Reduction, Traffic]], choose: Chooser) -> Plan:
     """Runs the reductions of several tensors at once: their next requests share one collective of each kind.
 
     Args:
@@ -134,7 +134,7 @@ def _asked(reductions: Sequence[tuple[Reduction, Traffic]], answers: Mapping[int
 
 
 def _combined(
-    requests: Sequence[Sum | Maximum], comm: Communicator, tag: int, choose: Chooser, combine: np.ufunc
+    requests: Sequence[SumRequest | MaximumRequest], comm: Communicator, tag: int, choose: Chooser, combine: np.ufunc
 ) -> Schedule:
     answers: dict[int, np.ndarray] = {}
     for dtype in dict.fromkeys(request.vector.dtype for request in requests):
@@ -146,7 +146,7 @@ def _combined(
     return [(answers[place], ring_bytes(answers[place].nbytes, comm.size)) for place in range(len(requests))]
 
 
-def _exchange(requests: Sequence[Exchange], comm: Communicator, tag: int, choose: Chooser) -> Schedule:
+def _exchange(requests: Sequence[ExchangeRequest], comm: Communicator, tag: int, choose: Chooser) -> Schedule:
     given = [_joined([request.payloads[rank] for request in requests]) for rank in range(comm.size)]
     arrived = [np.empty_like(given[comm.rank]) for _ in given]
     yield from all_to_all(given, arrived)(comm, tag)
@@ -156,7 +156,7 @@ def _exchange(requests: Sequence[Exchange], comm: Communicator, tag: int, choose
     return [(answer, total - own) for answer, total, own in zip(answers, sent, sizes, strict=True)]
 
 
-def _gather(requests: Sequence[Gather], comm: Communicator, tag: int, choose: Chooser) -> Schedule:
+def _gather(requests: Sequence[GatherRequest], comm: Communicator, tag: int, choose: Chooser) -> Schedule:
     """Gathers around a ring. A payload is read while the next one is being received."""
     sizes = yield from _sizes(requests, comm, tag)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -182,7 +182,7 @@ def _gather(requests: Sequence[Gather], comm: Communicator, tag: int, choose: Ch
     return [(None, int(sent_bytes)) for sent_bytes in passed_on]
 
 
-def _sizes(requests: Sequence[Gather], comm: Communicator, tag: int) -> Schedule:
+def _sizes(requests: Sequence[GatherRequest], comm: Communicator, tag: int) -> Schedule:
     """Returns the sizes of all ranks' payloads: a row for each rank, a column for each request."""
     sizes = np.zeros((comm.size, len(requests)), np.int64)
     unknown = [place for place, request in enumerate(requests) if request.sizes is None]
@@ -197,10 +197,10 @@ def _sizes(requests: Sequence[Gather], comm: Communicator, tag: int) -> Schedule
 
 
 _COLLECTIVES: dict[type, Callable[..., Schedule]] = {
-    Sum: functools.partial(_combined, combine=np.add),
-    Maximum: functools.partial(_combined, combine=np.maximum),
-    Exchange: _exchange,
-    Gather: _gather,
+    SumRequest: functools.partial(_combined, combine=np.add),
+    MaximumRequest: functools.partial(_combined, combine=np.maximum),
+    ExchangeRequest: _exchange,
+    GatherRequest: _gather,
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfdist.collectives.schedule import partition
 from tfdist.compression import payload as payloads
-from tfdist.compression.fusion import Exchange, Gather, Maximum, Reduction, Sum
+from tfdist.compression.fusion import ExchangeRequest, GatherRequest, MaximumRequest, Reduction, SumRequest
 from tfdist.compression.method import Method, Route, as_working, is_finite, saturate
 from tfdist.compression.payload import HEADER_BYTES
 from tfdist.compression.policy import Choice, FewerWorkers
@@ -36,9 +36,9 @@ def begin(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State, mom
         working = with_momentum(working, state, momentum)
     if choice is None:
         state.divide([])
-        out[...] = yield Sum(_with_unsent(working, state).astype(vector.dtype, copy=False))
+        out[...] = yield SumRequest(_with_unsent(working, state).astype(vector.dtype, copy=False))
     else:
-        yield from along(best_route(choice, state.size), choice, working, out, state)
+        yield from reduce_on_route(best_route(choice, state.size), choice, working, out, state)
     state.step += 1
 
 
@@ -50,7 +50,7 @@ def best_route(method: Method, ranks: int) -> Route:
     return Route.GATHER if ranks == 2 and method.route is Route.EXCHANGE and not method.votes else method.route
 
 
-def along(route: Route, method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Reduction:
+def reduce_on_route(route: Route, method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Reduction:
     """Sums a vector of float32 or float64 on a route that the method supports; see `begin`."""
     in_parts = route is Route.EXCHANGE
     state.divide(_parts(vector.size, state.size, method.granule(state.shape)) if in_parts else [])
@@ -99,10 +99,10 @@ def _gather(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -
 
     scalers = method.scalers(vector if is_finite(vector) else np.zeros_like(vector), state)
     if scalers is not None:
-        state.scalers = yield Maximum(scalers)
+        state.scalers = yield MaximumRequest(scalers)
     payload = method.encode(vector, state)
     state.scalers = None
-    yield Gather(payload, add)
+    yield GatherRequest(payload, add)
     if total is not out:
         out[...] = total
 
@@ -121,7 +121,7 @@ def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State)
         payload.size if payload.size > HEADER_BYTES else method.encode_zeros(part.stop - part.start, dtype, state).size
         for part, payload in zip(parts, encoded, strict=True)
     ]
-    arrived = yield Exchange([_filled_up(payload, size) for payload, size in zip(encoded, sizes, strict=True)])
+    arrived = yield ExchangeRequest([_filled_up(payload, size) for payload, size in zip(encoded, sizes, strict=True)])
     own = parts[state.rank]
     given = [payloads.without_filling(payload) for payload in arrived]
     merged = method.merge(given, own.stop - own.start, dtype, state.part("sum"))
@@ -129,7 +129,7 @@ def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State)
     def read(rank: int, payload: np.ndarray) -> None:
         _written(out[parts[rank]], dtype, functools.partial(method.decode, payloads.without_filling(payload)))
 
-    yield Gather(_filled_up(merged, sizes[state.rank]), read, sizes)
+    yield GatherRequest(_filled_up(merged, sizes[state.rank]), read, sizes)
     if any(np.isnan(out[part.start]) for part in parts if part.stop > part.start):
         out.fill(np.nan)  # as on the other routes, NaN fills the whole tensor
 
@@ -156,7 +156,7 @@ def _add_up(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -
     if not finite:
         given = np.full_like(given, np.nan)
     while True:
-        total = yield Sum(given)
+        total = yield SumRequest(given)
         if not is_finite(total):
             if np.isnan(total).all():
                 rounds.close()

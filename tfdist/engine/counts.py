@@ -15,7 +15,7 @@ from tfdist.engine.operations import Operation
 from tfdist.tensors import call_site, to_array, to_tensor
 
 
-class Counts:
+class CountReducer:
     """Sums numbers over the processes of a group, or gathers them.
 
     Args:

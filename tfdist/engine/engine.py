@@ -29,12 +29,12 @@ from tfdist.comm.communicator import Communicator
 from tfdist.comm.group import GroupCommunicator
 from tfdist.engine import operations
 from tfdist.engine.idling import Contention, Idling
-from tfdist.engine.joining import Attendance
+from tfdist.engine.joining import JoinCoordinator
 from tfdist.engine.operations import Operation
-from tfdist.engine.patience import Patience
+from tfdist.engine.patience import WaitMonitor
 from tfdist.engine.pending import Pending
 from tfdist.engine.statistics import Statistics
-from tfdist.engine.timeline import Timeline
+from tfdist.engine.timeline import EventRecorder
 from tfdist.errors import MismatchError, PeerLostError, TfdistError
 
 _EXPLANATION_SECONDS = 3.0
@@ -75,7 +75,7 @@ class Engine:
         self._abandoned: list[Pending] = []
         self._unnoticed: TfdistError | None = None
         self.statistics = Statistics()
-        self.timeline: Timeline | None = None
+        self.timeline: EventRecorder | None = None
         self._timeouts = timeouts
         self._tags = tags
         self._numbers: dict[Site, int] = {}
@@ -92,7 +92,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._contention = Contention()
-        self._attendance = Attendance(self)
+        self._attendance = JoinCoordinator(self)
         if control is not None:
             control.attend(self._attendance)
 
@@ -282,7 +282,7 @@ class Engine:
                 raise failure
             if len(members) > 1:
                 self._used.add(members)
-            pending.operation, pending.call = operations.of(plan), self._calls[site]
+            pending.operation, pending.call = operations.as_operation(plan), self._calls[site]
             pending.number = self._number(site, signature)
             self._calls[site] += 1
             with self._lock:
@@ -487,7 +487,7 @@ class Engine:
 
     def _poll(self, pending: Pending, blocking: bool) -> Any:
         begin, idling = time.monotonic(), Idling(self._contention)
-        patience: Patience | None = None
+        patience: WaitMonitor | None = None
         try:
             while not pending.done:
                 if pending.error:
@@ -512,11 +512,11 @@ class Engine:
                 patience.over()
         return pending.result
 
-    def _patience(self, control: Control, pending: Pending, blocking: bool) -> Patience:
+    def _patience(self, control: Control, pending: Pending, blocking: bool) -> WaitMonitor:
         def standing() -> Standing:
             return Standing(pending.describe(), self.counts(), is_alone=self.under_way() == [pending])
 
-        return Patience(self.rank, control, self._timeouts, pending, blocking, standing)
+        return WaitMonitor(self.rank, control, self._timeouts, pending, blocking, standing)
 
     def _can_move(self) -> bool:
         return bool(self._active) or any(pending.number is not None for pending in self._queued.copy())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 1e-3
 
 
-class Attendance:
+class JoinCoordinator:
     """The engine's part in joining; a `tfdist.cluster.control.Listener`.
 
     Args:

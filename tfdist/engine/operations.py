@@ -26,7 +26,7 @@ class Operation:
     stand_in: StandIn | None = None
 
 
-def of(given: Plan | Operation) -> Operation:
+def as_operation(given: Plan | Operation) -> Operation:
     """Returns an operation unchanged, and a plan as an operation that needs the data of every rank."""
     return given if isinstance(given, Operation) else Operation(given)
 

@@ -14,7 +14,7 @@ STANDING_SECONDS = 1.0
 """Seconds after which a rank that only waits reports it to the server, which detects ranks waiting for each other."""
 
 
-class Patience:
+class WaitMonitor:
     """Decides how long to wait for a collective, and for which ranks.
 
     Args:

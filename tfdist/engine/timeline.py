@@ -50,7 +50,7 @@ class Wait(NamedTuple):
     end: float
 
 
-class Timeline:
+class EventRecorder:
     """Records collectives and waits; called by the engine.
 
     Args:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfdist.gossip.lines import Lines
+from tfdist.gossip.lines import MessageChannels
 from tfdist.gossip.messages import Kind, Message
 from tfdist.gossip.mixing import Arrays, Mixing, like
 from tfdist.gossip.topologies import Topology
 
 
-class Bounded(Mixing):
+class BoundedStalenessMixing(Mixing):
     """Gossip in rounds, with neighbours' weights that are at most a number of rounds old.
 
     A process waits for a neighbour only if it is ahead of it by more than the bound. It adds the difference between the
@@ -34,7 +34,7 @@ class Bounded(Mixing):
             averages with the old weights themselves.
     """
 
-    def __init__(self, lines: Lines, topology: Topology, rank: int, size: int, bound: int) -> None:
+    def __init__(self, lines: MessageChannels, topology: Topology, rank: int, size: int, bound: int) -> None:
         super().__init__(lines, topology.neighbours(rank, size))
         self._weights = topology.sources(rank, size, 0)
         self._bound = bound
@@ -87,5 +87,5 @@ class Bounded(Mixing):
         for value, theirs, ours in zip(values, like(message.parts, own), own, strict=True):
             value += (theirs - ours) * ours.dtype.type(weight)
 
-    def _heard_at_the_end(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
+    def _handle_late_message(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
         self._take(rank, message, values)

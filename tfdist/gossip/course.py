@@ -10,8 +10,8 @@ import numpy as np
 
 from tfdist.engine.group import Group
 from tfdist.gossip.mixing import Mixing
-from tfdist.local_sgd.course import Course, Courses, Progress, Settled, Trained, Turn, Wishes
-from tfdist.local_sgd.exchanges import Alone, Attendance, Exchanges
+from tfdist.local_sgd.course import Course, Courses, Progress, RoundResult, StopRequests, Turn, VariableGroup
+from tfdist.local_sgd.exchanges import Attendance, Exchanges, SingleProcessExchanges
 from tfdist.local_sgd.intervals import Interval
 
 
@@ -35,16 +35,16 @@ class Gossip(Course):
     def __init__(
         self,
         mixing: Mixing | None,
-        everyone: Exchanges | Alone,
+        everyone: Exchanges | SingleProcessExchanges,
         size: int,
         interval: Interval,
-        trained: Trained,
-        wishes: Wishes | None = None,
+        trained: VariableGroup,
+        wishes: StopRequests | None = None,
     ) -> None:
         self.centre = trained.centre
         self._mixing, self._everyone, self._size = mixing, everyone, size
         self._interval = interval
-        self._wishes = wishes or Wishes()
+        self._wishes = wishes or StopRequests()
         if mixing is not None:
             mixing.wishes = self._wishes
         self._learning_rate = trained.learning_rate
@@ -79,7 +79,7 @@ class Gossip(Course):
             self._wishes.learn(wishes)  # the neighbours learn it as this process ends its steps
         return self._next(progress.step), new
 
-    def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> Settled:
+    def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> RoundResult:
         """Gives all processes the mean of their weights, and measures `distance`; see `Course`."""
         new = list(values) if self._mixing is None else self._mixing.finish(values)
         samples, steps = progress.samples - self._last.samples, progress.step - self._last.step
@@ -93,7 +93,7 @@ class Gossip(Course):
             for place, value in enumerate(mean):
                 self.centre[place] = np.array(value)
             new = [np.array(value) for value in mean]
-        return Settled(self._everyone.furthest(progress.step), new, bool(together.steps))
+        return RoundResult(self._everyone.furthest(progress.step), new, bool(together.steps))
 
     def _measure(self, own: Sequence[np.ndarray], mean: Sequence[np.ndarray]) -> None:
         squares = sum(_square(one - other) for one, other in zip(own, mean, strict=True))
@@ -118,14 +118,16 @@ class Gossiping(Courses):
         described: description of the strategy's arguments, which must be the same on all processes.
     """
 
-    def __init__(self, group: Group, interval: Interval, mixing: Callable[[Trained], Mixing], described: str) -> None:
+    def __init__(
+        self, group: Group, interval: Interval, mixing: Callable[[VariableGroup], Mixing], described: str
+    ) -> None:
         self.described = described
         self._group, self._interval, self._mixing = group, interval, mixing
 
-    def of(self, trained: Trained) -> Gossip:
+    def of(self, trained: VariableGroup) -> Gossip:
         """Returns the gossip of an optimizer; see `Courses`."""
         if self._group.size == 1:
-            return Gossip(None, Alone(), 1, self._interval, trained, self.wishes)
+            return Gossip(None, SingleProcessExchanges(), 1, self._interval, trained, self.wishes)
         everyone = Exchanges(self._group, f"all of {trained.name}", trained.paths)
         return Gossip(self._mixing(trained), everyone, self._group.size, self._interval, trained, self.wishes)
 

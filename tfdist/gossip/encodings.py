@@ -183,7 +183,7 @@ def suitable_rate(method: Method, shape: tuple[int, ...]) -> float:
     smaller than those that converge. On a ring of 8, rates above about twice this one diverge with `TopK`.
 
     Args:
-        method: compression method that `tfdist.compression.differences.suited` returned.
+        method: compression method that `tfdist.compression.differences.as_contraction` returned.
         shape: shape of the array.
 
     Returns:

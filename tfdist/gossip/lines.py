@@ -10,7 +10,7 @@ from tfdist.engine.pending import Pending
 from tfdist.gossip.messages import Message
 
 
-class Lines:
+class MessageChannels:
     """Message channels of one optimizer.
 
     Args:

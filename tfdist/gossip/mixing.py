@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tfdist.gossip.lines import Lines
+from tfdist.gossip.lines import MessageChannels
 from tfdist.gossip.messages import Kind, Message
-from tfdist.local_sgd.course import Wishes
+from tfdist.local_sgd.course import StopRequests
 
 Arrays = Sequence[np.ndarray]
 
@@ -31,8 +31,8 @@ class Mixing(abc.ABC):
         staleness: how often weights of each age, in rounds, have been mixed in.
     """
 
-    def __init__(self, lines: Lines, neighbours: Iterable[int]) -> None:
-        self.wishes = Wishes()
+    def __init__(self, lines: MessageChannels, neighbours: Iterable[int]) -> None:
+        self.wishes = StopRequests()
         self.staleness: Counter[int] = Counter()
         self._lines = lines
         self._neighbours = list(neighbours)
@@ -82,7 +82,7 @@ class Mixing(abc.ABC):
         new = [np.array(value) for value in values]
         for rank in self._left:
             while not (message := self._lines.await_next(rank, blocking=True)).kind.is_end:
-                self._heard_at_the_end(rank, message, new)
+                self._handle_late_message(rank, message, new)
         return new
 
     def _has_ended(self, rank: int, message: Message) -> None:
@@ -92,7 +92,7 @@ class Mixing(abc.ABC):
             self._stops = True
             self.wishes.learn(1)
 
-    def _heard_at_the_end(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
+    def _handle_late_message(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
         """Handles what a neighbour sent before its end, after this process has ended; may change the weights."""
         return
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfdist.gossip.lines import Lines
+from tfdist.gossip.lines import MessageChannels
 from tfdist.gossip.messages import Kind, Message
 from tfdist.gossip.mixing import Arrays, Mixing, added, like
 from tfdist.gossip.topologies import Topology
 
 
-class InPairs(Mixing):
+class PairwiseMixing(Mixing):
     """Mixing by asynchronous decentralized parallel SGD.
 
     In each turn a process answers the requests that have arrived, adds the answer to its own request if it has arrived,
@@ -34,7 +34,7 @@ class InPairs(Mixing):
         Lian, Zhang, Zhang and Liu, *Asynchronous decentralized parallel stochastic gradient descent*, ICML 2018.
     """
 
-    def __init__(self, lines: Lines, topology: Topology, rank: int, size: int) -> None:
+    def __init__(self, lines: MessageChannels, topology: Topology, rank: int, size: int) -> None:
         self._weights = topology.neighbours(rank, size)
         super().__init__(lines, self._weights)
         self._draws = np.random.default_rng([rank, size])
@@ -61,7 +61,7 @@ class InPairs(Mixing):
         self._round += 1
         return new
 
-    def _heard_at_the_end(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
+    def _handle_late_message(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
         # A request counts only if it crossed this process's own. Otherwise its sender drops it when it hears that this
         # process has ended.
         self._hear(rank, message, values)

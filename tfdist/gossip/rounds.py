@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdist.gossip.encodings import Encoding
-from tfdist.gossip.lines import Lines
+from tfdist.gossip.lines import MessageChannels
 from tfdist.gossip.messages import Kind
 from tfdist.gossip.mixing import Arrays, Mixing, added
 from tfdist.gossip.topologies import Topology
 
 
-class InRounds(Mixing):
+class SynchronousMixing(Mixing):
     """Mixing by decentralized parallel SGD, in synchronous rounds.
 
     Without overlap a process mixes the weights that its step has produced: x ← Σ_j W_ij (x_j − η g_j). With overlap the
@@ -34,7 +34,7 @@ class InRounds(Mixing):
     """
 
     def __init__(
-        self, lines: Lines, topology: Topology, encoding: Encoding, rank: int, size: int, overlaps: bool
+        self, lines: MessageChannels, topology: Topology, encoding: Encoding, rank: int, size: int, overlaps: bool
     ) -> None:
         super().__init__(lines, topology.neighbours(rank, size))
         self._topology, self._encoding = topology, encoding

@@ -41,7 +41,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Trained:
+class VariableGroup:
     """A group of variables that are exchanged: those of an optimizer, or the state of layers.
 
     Attributes:
@@ -97,7 +97,7 @@ class Joined(NamedTuple):
     epoch: int = -1
 
 
-class Settled(NamedTuple):
+class RoundResult(NamedTuple):
     """The result of `Course.settle`.
 
     Attributes:
@@ -190,7 +190,7 @@ class Course(abc.ABC):
         """
 
     @abc.abstractmethod
-    def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> Settled:
+    def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> RoundResult:
         """Ends the round once all processes have taken their steps; all processes call it.
 
         Args:
@@ -223,7 +223,7 @@ class Course(abc.ABC):
         """
 
 
-class Wishes:
+class StopRequests:
     """Requests of processes that all stop taking steps; this base class makes none."""
 
     def own(self) -> int:
@@ -249,13 +249,13 @@ class Courses(abc.ABC):
             compression.
     """
 
-    wishes: Wishes = Wishes()
+    wishes: StopRequests = StopRequests()
     described: str = ""
     with_slots: bool = False
     compressor: Compressor | None = None
 
     @abc.abstractmethod
-    def of(self, trained: Trained) -> Course:
+    def of(self, trained: VariableGroup) -> Course:
         """Returns a new course for a group of variables.
 
         Args:

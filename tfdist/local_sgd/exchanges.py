@@ -36,7 +36,7 @@ class Attendance(NamedTuple):
     wishes: int = 0
 
 
-class Sum:
+class PendingSum:
     """A weighted sum that is under way.
 
     Args:
@@ -108,7 +108,7 @@ class Exchanges:
         self._group.wait(pending, blocking)
         return total.tolist()
 
-    def begin(self, places: Sequence[int], arrays: Sequence[np.ndarray], weight: float) -> Sum:
+    def begin(self, places: Sequence[int], arrays: Sequence[np.ndarray], weight: float) -> PendingSum:
         """Begins a weighted sum over all processes; all of them call it.
 
         Args:
@@ -136,9 +136,9 @@ class Exchanges:
             shapes = ", ".join(f"{arrays[member].dtype.name} {arrays[member].shape}" for member in members)
             contents = ", ".join(self._names[places[member]] for member in members)
             pending.append((self._group.post(key, plan, shapes, contents=contents), members, total))
-        return Sum(pending, [array.shape for array in arrays])
+        return PendingSum(pending, [array.shape for array in arrays])
 
-    def finish(self, begun: Sum, blocking: bool) -> list[np.ndarray]:
+    def finish(self, begun: PendingSum, blocking: bool) -> list[np.ndarray]:
         """Waits for a sum and returns its arrays.
 
         Args:
@@ -154,7 +154,7 @@ class Exchanges:
         return None if self._compressor is None else self._compressor.tensor(f"{self._name} {place}", array)
 
 
-class Alone:
+class SingleProcessExchanges:
     """Replaces `Exchanges` in a process that trains alone."""
 
     def attend(self, own: Attendance, blocking: bool) -> Attendance:
@@ -169,12 +169,12 @@ class Alone:
         """Returns the value unchanged."""
         return value
 
-    def begin(self, places: Sequence[int], arrays: Sequence[np.ndarray], weight: float) -> Sum:
+    def begin(self, places: Sequence[int], arrays: Sequence[np.ndarray], weight: float) -> PendingSum:
         """Returns the arrays as a complete sum, whatever the weight."""
-        return Sum(
+        return PendingSum(
             [(None, [place], array.reshape(-1)) for place, array in enumerate(arrays)], [a.shape for a in arrays]
         )
 
-    def finish(self, begun: Sum, blocking: bool) -> list[np.ndarray]:
+    def finish(self, begun: PendingSum, blocking: bool) -> list[np.ndarray]:
         """Returns the arrays of a sum."""
         return begun.arrays()

@@ -17,8 +17,8 @@ import numpy as np
 
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.group import Group
-from tfdist.local_sgd.course import Course, Courses, Progress, Settled, Trained, Turn, Wishes
-from tfdist.local_sgd.exchanges import Alone, Attendance, Exchanges, Sum
+from tfdist.local_sgd.course import Course, Courses, Progress, RoundResult, StopRequests, Turn, VariableGroup
+from tfdist.local_sgd.exchanges import Attendance, Exchanges, PendingSum, SingleProcessExchanges
 from tfdist.local_sgd.fragments import strided
 from tfdist.local_sgd.intervals import Interval
 from tfdist.local_sgd.rules import Rule, restore
@@ -86,17 +86,17 @@ class Rounds(Course):
 
     def __init__(
         self,
-        exchanges: Exchanges | Alone,
-        plain: Exchanges | Alone,
+        exchanges: Exchanges | SingleProcessExchanges,
+        plain: Exchanges | SingleProcessExchanges,
         size: int,
         centre: MutableSequence[np.ndarray],
         slots: int,
         settings: Settings,
         learning_rate: float,
-        wishes: Wishes | None = None,
+        wishes: StopRequests | None = None,
     ) -> None:
         self._exchanges, self._plain = exchanges, plain
-        self._wishes = wishes or Wishes()
+        self._wishes = wishes or StopRequests()
         self._size = size
         self._settings = settings
         parts = strided([value.nbytes for value in centre], settings.fragments)
@@ -109,7 +109,7 @@ class Rounds(Course):
         self._slots = list(range(len(centre), len(centre) + slots))
         self._learning_rate = learning_rate
         self._next = 0
-        self._under_way: tuple[_Fragment, Sum | None] | None = None
+        self._under_way: tuple[_Fragment, PendingSum | None] | None = None
 
     @property
     def rules(self) -> list[tuple[Rule, list[np.ndarray]]]:
@@ -221,7 +221,7 @@ class Rounds(Course):
 
     # Between epochs.
 
-    def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> Settled:
+    def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> RoundResult:
         """Takes part in exchanges until all processes have ended and have equal weights; see `Course`."""
         changes = self._under_way is not None
         new = list(values)
@@ -248,7 +248,7 @@ class Rounds(Course):
                 assign(places, self._exchanged(fragment, progress, together, own, blocking=True))
             self._next = (self._next + 1) % self.fragments
         self._next = 0
-        return Settled(self._plain.furthest(progress.step), new, changes)
+        return RoundResult(self._plain.furthest(progress.step), new, changes)
 
     # An exchange.
 
@@ -268,7 +268,7 @@ class Rounds(Course):
 
     def _begun(
         self, fragment: _Fragment, progress: Progress, together: Attendance, values: Sequence[np.ndarray]
-    ) -> Sum | None:
+    ) -> PendingSum | None:
         weight = self._weight(fragment, progress, together)
         fragment.last = progress
         if not together.steps:
@@ -337,11 +337,11 @@ class LocalSGD(Courses):
         self.described = described
         self.with_slots = settings.averages_slots or settings.start_after > 0
 
-    def of(self, trained: Trained) -> Rounds:
+    def of(self, trained: VariableGroup) -> Rounds:
         """Returns the rounds of an optimizer; see `Courses`."""
         name, paths, centre = trained.name, trained.paths, trained.centre
-        exchanges: Exchanges | Alone = Alone()
-        plain: Exchanges | Alone = Alone()
+        exchanges: Exchanges | SingleProcessExchanges = SingleProcessExchanges()
+        plain: Exchanges | SingleProcessExchanges = SingleProcessExchanges()
         if self._group.size > 1:
             exchanges = Exchanges(self._group, name, paths, self.compressor)
             plain = Exchanges(self._group, f"all of {name}", paths)

@@ -25,7 +25,7 @@ class Rule(abc.ABC):
     """A rule for the variables of one fragment. A user makes a template, of which each fragment gets a copy."""
 
     @abc.abstractmethod
-    def begun(self, processes: int, delay: int) -> Rule:
+    def for_fragment(self, processes: int, delay: int) -> Rule:
         """Returns a rule like this one for one fragment.
 
         Args:
@@ -93,7 +93,7 @@ class Averaging(Rule):
     def __repr__(self) -> str:
         return f"Averaging(mix={self.mix})"
 
-    def begun(self, processes: int, delay: int) -> Averaging:
+    def for_fragment(self, processes: int, delay: int) -> Averaging:
         """Returns the rule with α resolved for the delay; see `Rule`."""
         return Averaging(self._mixed(delay))
 
@@ -142,7 +142,7 @@ class Outer(Averaging):
         config = {name: value for name, value in self._optimizer.get_config().items() if name != "name"}
         return f"Outer({type(self._optimizer).__name__}({config}), mix={self.mix})"
 
-    def begun(self, processes: int, delay: int) -> Outer:
+    def for_fragment(self, processes: int, delay: int) -> Outer:
         """Returns a rule with a copy of the optimizer; see `Rule`."""
         return Outer(self._optimizer, self._mixed(delay))
 
@@ -212,7 +212,7 @@ class Elastic(Rule):
     def __repr__(self) -> str:
         return f"Elastic({self._moving_rate})"
 
-    def begun(self, processes: int, delay: int) -> Elastic:
+    def for_fragment(self, processes: int, delay: int) -> Elastic:
         """Returns a rule for this number of processes; see `Rule`."""
         made = Elastic(self._moving_rate)
         made._pull = self._moving_rate / processes

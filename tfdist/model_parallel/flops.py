@@ -26,7 +26,7 @@ _MOVES = frozenset(
     Transpose Unpack Where ZerosLike""".split()
 )
 _OF_INPUTS = frozenset("ArgMax ArgMin Cumprod Cumsum EuclideanNorm L2Loss Max Mean Min Prod Sum TopKV2".split())
-_TIMES = {"FusedBatchNormV3": 4, "Softmax": 5, "LogSoftmax": 5}
+_FLOPS_PER_ELEMENT = {"FusedBatchNormV3": 4, "Softmax": 5, "LogSoftmax": 5}
 """Operations for each element of the output, by type of operation; 1 for other types."""
 
 
@@ -43,7 +43,7 @@ def flops(graph: Any) -> int:
     Raises:
         UnknownShapeError: a shape or a trip count is unknown.
     """
-    return sum(_of(operation) for operation in _needed(graph))
+    return sum(_operation_flops(operation) for operation in _needed(graph))
 
 
 def _needed(graph: Any) -> list[Any]:
@@ -58,7 +58,7 @@ def _needed(graph: Any) -> list[Any]:
     return list(found.values())
 
 
-def _of(operation: Any) -> int:
+def _operation_flops(operation: Any) -> int:
     kind = operation.type
     if kind in _MOVES:
         return 0
@@ -73,7 +73,7 @@ def _of(operation: Any) -> int:
     if (count := _PRODUCTS.get(kind)) is not None:
         return count(operation)
     elements = _elements(operation.inputs[0] if kind in _OF_INPUTS else operation.outputs[0])
-    return _TIMES.get(kind, 1) * elements
+    return _FLOPS_PER_ELEMENT.get(kind, 1) * elements
 
 
 def _elements(tensor: Any) -> int:

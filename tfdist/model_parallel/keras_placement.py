@@ -72,9 +72,9 @@ _calls = _Calls()
 def install() -> None:
     """Installs the seams, once."""
     placed_gradients.install()
-    replace(node.Node, "__init__", _noting_its_device)
+    replace(node.Node, "__init__", _record_device)
     replace(function.Function, "_run_through_graph", _on_devices)
-    replace(functional, "find_nodes_by_inputs_and_outputs", _telling_which_is_cloned)
+    replace(functional, "find_nodes_by_inputs_and_outputs", _track_cloned_node)
     replace(functional, "clone_graph_nodes", _ending_the_clone)
     replace(sequentials.Sequential, "add", _noting_the_scope)
     sequential_build.replace_build(_in_the_scopes_of_layers)
@@ -82,7 +82,7 @@ def install() -> None:
         replace(caller, "__call__", _in_its_scope)
     replace(cloning, "_clone_sequential_model", _with_its_scopes)
     placed_variables.install()
-    replace(base_trainer, "model_supports_jit", _unless_placed)
+    replace(base_trainer, "model_supports_jit", _disable_jit_if_placed)
     trainer.points.provide([NotByXla], lambda model: [NotByXla()])
     keras_placement_saving.install(device_of, call_next_on)
 
@@ -151,7 +151,7 @@ def temporarily(model: Any, calls: list[Any], devices: Sequence[str | None]) -> 
 # Calls.
 
 
-def _noting_its_device(original: Callable[..., Any]) -> Callable[..., Any]:
+def _record_device(original: Callable[..., Any]) -> Callable[..., Any]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         cloned = _calls.cloned
@@ -194,7 +194,7 @@ def _on_devices(original: Callable[..., Any]) -> Callable[..., Any]:
     return _run_through_graph
 
 
-def _telling_which_is_cloned(original: Callable[..., Any]) -> Callable[..., Any]:
+def _track_cloned_node(original: Callable[..., Any]) -> Callable[..., Any]:
     def find_nodes_by_inputs_and_outputs(*args: Any, **kwargs: Any) -> Iterator[Any]:
         for one in original(*args, **kwargs):
             _calls.cloned = one
@@ -288,7 +288,7 @@ def _in_its_scope(original: Callable[..., Any]) -> Callable[..., Any]:
 # XLA.
 
 
-def _unless_placed(original: Callable[..., bool]) -> Callable[..., bool]:
+def _disable_jit_if_placed(original: Callable[..., bool]) -> Callable[..., bool]:
     def model_supports_jit(model: Any) -> bool:
         return not is_placed(model) and original(model)
 

@@ -71,7 +71,7 @@ def install(of_call: Callable[[Any], str | None], call_next_on: Callable[[str | 
     replace(functional, "deserialize_node", on_its_device)
     replace(functional.Functional, "get_config", _with_variables)
     replace(sequential.Sequential, "get_config", _with_layers)
-    replace(serialization_lib, "deserialize_keras_object", _where_it_was)
+    replace(serialization_lib, "deserialize_keras_object", _restore_devices)
 
 
 def device_of(variable: Any) -> str | None:
@@ -125,7 +125,7 @@ def _describe(layer: Any, described: dict[str, Any]) -> None:
         described[VARIABLES] = devices
 
 
-def _where_it_was(original: Callable[..., Any]) -> Callable[..., Any]:
+def _restore_devices(original: Callable[..., Any]) -> Callable[..., Any]:
     def deserialize_keras_object(config: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(config, dict) or not config.keys() & {CALL, VARIABLES}:
             return original(config, *args, **kwargs)

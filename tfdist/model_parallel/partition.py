@@ -17,7 +17,7 @@ from tfdist.model_parallel.analysis import Analysis, analysis_of, short
 from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.model_parallel.placed_gradients import placed
 from tfdist.model_parallel.splitting import split
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.devices import device_names
 
@@ -165,7 +165,7 @@ def partition(
 
 def _agreed(ends: list[int], costs: list[float]) -> tuple[list[int], list[float]]:
     """Returns the chief's division in a strategy's scope, since each process has measured its own."""
-    extended = at_work.current(DataParallel)
+    extended = current_strategy.current(DataParallel)
     if extended is None:
         return ends, costs
     numbers = extended.exchange.broadcast(tf.constant([*ends, *costs], tf.float64)).numpy().tolist()

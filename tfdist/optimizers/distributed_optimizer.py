@@ -9,7 +9,7 @@ import keras
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.functional import engine_group
 from tfdist.optimizers import keras_optimizers
-from tfdist.optimizers.gradients import Gradients, by_op
+from tfdist.optimizers.gradients import GradientAverager, by_op
 from tfdist.optimizers.local_clipping import LocalClipping
 from tfdist.runtime.groups import Group
 from tfdist.strategies.keras.keras_optimizers import innermost
@@ -86,7 +86,7 @@ def DistributedOptimizer(
         raise ValueError(f"backward_passes_per_step must be at least 1; got {backward_passes_per_step}")
     if backward_passes_per_step > 1:
         _accumulate(inner, backward_passes_per_step)
-    gradients = Gradients(
+    gradients = GradientAverager(
         processes,
         *by_op(op, average),
         compression,

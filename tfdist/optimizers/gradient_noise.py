@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.optimizers.gradient_parts import GradientParts, dtype_of_sums
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.private.optimizers import accumulated_by, place_of, strategy_of
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.keras import keras_noise
 
@@ -84,7 +84,7 @@ class GradientNoise(keras.optimizers.Optimizer):
         """Makes the inner optimizer's variables, and those for sums of squared deviations."""
         if self.built:
             return
-        if at_work.of_strategy(strategy_of(self), UpdatesOnServers) is not None:
+        if current_strategy.of_strategy(strategy_of(self), UpdatesOnServers) is not None:
             raise ValueError(
                 "GradientNoise adds noise to the gradients of an update, which are on the servers under "
                 "ParameterServerStrategy: give its model the inner optimizer"

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.functional import engine_group
-from tfdist.optimizers.gradients import Gradients, by_op
+from tfdist.optimizers.gradients import GradientAverager, by_op
 from tfdist.optimizers.local_clipping import LocalClipping
 from tfdist.runtime.groups import Group
 
@@ -61,7 +61,7 @@ class DistributedGradientTape:
         if not isinstance(tape, tf.GradientTape):
             raise TypeError(f"DistributedGradientTape takes a tf.GradientTape; got {tape!r}")
         self._tape = tape
-        self._gradients = Gradients(
+        self._gradients = GradientAverager(
             engine_group(group, algorithm),
             *by_op(op, average),
             compression,

@@ -18,7 +18,7 @@ from tfdist.optimizers.local_clipping import LocalClipping
 from tfdist.strategies.keras.gradient_norms import GradientNorms
 
 
-class Gradients:
+class GradientAverager:
     """Averages gradients over the processes of a group.
 
     Args:

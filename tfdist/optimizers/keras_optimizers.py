@@ -1,6 +1,6 @@
 """Patches of Keras ("seams") by which optimizers average gradients; the first such optimizer installs them.
 
-Checked on Keras 3.10 and 3.15. Optimizers without `Gradients` of their own behave as in Keras.
+Checked on Keras 3.10 and 3.15. Optimizers without `GradientAverager` of their own behave as in Keras.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.optimizers import local_layers
-from tfdist.optimizers.equal_beginning import EqualBeginning
-from tfdist.optimizers.gradients import Gradients
+from tfdist.optimizers.gradients import GradientAverager
+from tfdist.optimizers.initial_weight_check import InitialWeightCheck
 from tfdist.private.keras import tree
 from tfdist.private.models import without_xla
 from tfdist.seams import optimizer, trainer
@@ -28,7 +28,7 @@ from tfdist.strategies.keras.keras_optimizers import innermost
 _ATTRIBUTE = "_tfdist_gradients"
 
 
-def gradients_of(optimizer: Any) -> Gradients | None:
+def gradients_of(optimizer: Any) -> GradientAverager | None:
     """Returns what averages the gradients of an optimizer, or of the one inside it; None if nothing does.
 
     Args:
@@ -37,7 +37,7 @@ def gradients_of(optimizer: Any) -> Gradients | None:
     return getattr(innermost(optimizer), _ATTRIBUTE, None)
 
 
-def attach(optimizer: Any, gradients: Gradients) -> None:
+def attach(optimizer: Any, gradients: GradientAverager) -> None:
     """Makes an optimizer average its gradients.
 
     Args:
@@ -54,7 +54,7 @@ def attach(optimizer: Any, gradients: Gradients) -> None:
 def install() -> None:
     """Installs the seams, once."""
     optimizer.points.provide([Averaged], _optimizer_hooks_of)
-    trainer.points.provide([BeginningAlike], _model_hooks_of)
+    trainer.points.provide([AveragingModelHooks], _model_hooks_of)
     if hasattr(keras.optimizers, "MultiOptimizer"):
         replace(keras.optimizers.MultiOptimizer, "build", _handed_on)
     keras_unsynchronized.accept(lambda model: gradients_of(model.optimizer) is not None)
@@ -67,7 +67,7 @@ class Averaged(optimizer.OptimizerHooks):
         gradients: averages the gradients of the optimizer.
     """
 
-    def __init__(self, gradients: Gradients) -> None:
+    def __init__(self, gradients: GradientAverager) -> None:
         self._gradients = gradients
 
     def begin(self, update: optimizer.Update, gradients: list[Any]) -> list[Any]:
@@ -102,7 +102,7 @@ def _optimizer_hooks_of(one: Any) -> list[Averaged]:
 
 
 def _handed_on(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Passes `Gradients` on to optimizers that a `keras.optimizers.MultiOptimizer` gets when it is built."""
+    """Passes `GradientAverager` on to optimizers that a `keras.optimizers.MultiOptimizer` gets when it is built."""
 
     def build(self: Any, var_list: Any) -> Any:
         result = original(self, var_list)
@@ -113,14 +113,14 @@ def _handed_on(original: Callable[..., Any]) -> Callable[..., Any]:
     return build
 
 
-class BeginningAlike(trainer.TrainerHooks):
+class AveragingModelHooks(trainer.TrainerHooks):
     """Hooks of a model whose optimizer averages gradients.
 
     Args:
         gradients: averages the gradients of the optimizer.
     """
 
-    def __init__(self, gradients: Gradients) -> None:
+    def __init__(self, gradients: GradientAverager) -> None:
         self._gradients = gradients
 
     def fit(self, call: trainer.ModelCall) -> None:
@@ -128,9 +128,9 @@ class BeginningAlike(trainer.TrainerHooks):
         local_layers.warn(call.model, self._gradients.group.size)
         given = call.arguments["callbacks"]
         if isinstance(given, keras.callbacks.CallbackList):
-            given.append(EqualBeginning(self._gradients))
+            given.append(InitialWeightCheck(self._gradients))
         else:
-            call.arguments["callbacks"] = [*tree.flatten(given or []), EqualBeginning(self._gradients)]
+            call.arguments["callbacks"] = [*tree.flatten(given or []), InitialWeightCheck(self._gradients)]
 
     def make_function(self, call: trainer.ModelCall) -> contextlib.AbstractContextManager[None] | None:
         """Makes XLA compile the part of Keras's own step before the averaging, but not steps of users.
@@ -146,6 +146,6 @@ class BeginningAlike(trainer.TrainerHooks):
         return without_xla(model)
 
 
-def _model_hooks_of(model: Any) -> list[BeginningAlike]:
+def _model_hooks_of(model: Any) -> list[AveragingModelHooks]:
     gradients = gradients_of(getattr(model, "optimizer", None))
-    return [] if gradients is None else [BeginningAlike(gradients)]
+    return [] if gradients is None else [AveragingModelHooks(gradients)]

@@ -55,7 +55,7 @@ class Transfer(NamedTuple):
     destination: int
 
 
-class Exchange(NamedTuple):
+class WorkerExchange(NamedTuple):
     """One exchange of a worker with workers of other processes, between two of its actions.
 
     Attributes:
@@ -73,7 +73,7 @@ class Exchange(NamedTuple):
         return " ".join(f"{one.result_of}{arrow}{one.destination}" for arrow, part in parts for one in part)
 
 
-Step = Action | Exchange
+Step = Action | WorkerExchange
 """An entry in a worker's sequence: an action or an exchange."""
 
 

@@ -57,7 +57,7 @@ class ElsewhereError(RuntimeError):
     """Error for access to the value of a variable that another process holds."""
 
 
-class _Elsewhere:
+class _RemoteInitializer:
     """Replaces the initializer of a variable that another process holds.
 
     Args:
@@ -87,12 +87,12 @@ class _Elsewhere:
 @Once
 def install() -> None:
     """Installs the seams, once."""
-    replace(tf_core.Variable, "_initialize_with_initializer", _described)
-    replace(tf_core.Variable, "_deferred_initialize", _described_still)
-    replace(tf_core.Variable, "_direct_assign", _allocated_first)
+    replace(tf_core.Variable, "_initialize_with_initializer", _defer_initialization)
+    replace(tf_core.Variable, "_deferred_initialize", _keep_deferred)
+    replace(tf_core.Variable, "_direct_assign", _allocate_before_assign)
     replace(tf_core.Variable, "_initialize", _with_its_key)
-    replace(tf_optimizer.TFOptimizer, "_var_key", _before_it_is_allocated)
-    replace(tf_optimizer.TFOptimizer, "add_variable_from_reference", _of_a_description)
+    replace(tf_optimizer.TFOptimizer, "_var_key", _key_before_allocation)
+    replace(tf_optimizer.TFOptimizer, "add_variable_from_reference", _slot_without_read)
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ def is_elsewhere(variable: Any) -> bool:
     Args:
         variable: a Keras variable.
     """
-    return is_described(variable) and isinstance(variable._initializer, _Elsewhere)
+    return is_described(variable) and isinstance(variable._initializer, _RemoteInitializer)
 
 
 def is_described(variable: Any) -> bool:
@@ -179,7 +179,7 @@ def leave_to(variable: Any, place: str) -> None:
         place: description of the holder, for messages.
     """
     variable._value = None
-    variable._initializer = _Elsewhere(variable, place)
+    variable._initializer = _RemoteInitializer(variable, place)
 
 
 def _describe(variable: Any) -> None:
@@ -187,7 +187,7 @@ def _describe(variable: Any) -> None:
     setattr(variable, _TRAINABLE, variable.trainable)
 
 
-def _described(original: Callable[..., Any]) -> Callable[..., Any]:
+def _defer_initialization(original: Callable[..., Any]) -> Callable[..., Any]:
     def _initialize_with_initializer(self: Any, initializer: Any) -> None:
         if not _thread.describes:
             return original(self, initializer)
@@ -199,7 +199,7 @@ def _described(original: Callable[..., Any]) -> Callable[..., Any]:
     return _initialize_with_initializer
 
 
-def _described_still(original: Callable[..., Any]) -> Callable[..., Any]:
+def _keep_deferred(original: Callable[..., Any]) -> Callable[..., Any]:
     """Keeps variables described that Keras has described while tracing, and would now allocate."""
 
     def _deferred_initialize(self: Any) -> None:
@@ -221,7 +221,7 @@ def _with_its_key(original: Callable[..., Any]) -> Callable[..., Any]:
     return _initialize
 
 
-def _before_it_is_allocated(original: Callable[..., Any]) -> Callable[..., Any]:
+def _key_before_allocation(original: Callable[..., Any]) -> Callable[..., Any]:
     """Gives optimizers a key for each variable, since TensorFlow's own key exists only after the allocation."""
 
     def _var_key(self: Any, variable: Any) -> Any:
@@ -242,7 +242,7 @@ def _container_of(variable: Any) -> Any:
     return None
 
 
-def _of_a_description(original: Callable[..., Any]) -> Callable[..., Any]:
+def _slot_without_read(original: Callable[..., Any]) -> Callable[..., Any]:
     """Adds an optimizer's variable without Keras's read of the described variable, which would make its value."""
 
     def add_variable_from_reference(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
@@ -255,7 +255,7 @@ def _of_a_description(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_variable_from_reference
 
 
-def _allocated_first(original: Callable[..., Any]) -> Callable[..., Any]:
+def _allocate_before_assign(original: Callable[..., Any]) -> Callable[..., Any]:
     """Allocates a described variable before an assignment, unless another process holds it."""
 
     def _direct_assign(self: Any, value: Any) -> None:

@@ -29,7 +29,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class PipelineTimeline:
     """The times of each worker's actions in a step, from a dry run or a recording; printed as a picture.
 
     Attributes:
@@ -84,7 +84,9 @@ class DeadlockError(ValueError):
     """Error for a table whose workers would wait for each other."""
 
 
-def dry_run(table: Table, cost: Callable[[Action], float] = lambda action: 1.0, latency: float = 0.0) -> Timeline:
+def dry_run(
+    table: Table, cost: Callable[[Action], float] = lambda action: 1.0, latency: float = 0.0
+) -> PipelineTimeline:
     """Runs a table without computing anything.
 
     Args:
@@ -121,4 +123,4 @@ def dry_run(table: Table, cost: Callable[[Action], float] = lambda action: 1.0, 
     if waiting:
         reasons = "; ".join(f"worker {worker} waits before {action} for {one}" for worker, action, one in waiting)
         raise DeadlockError(f"the table ends in a deadlock: {reasons}. Change the order of the actions.")
-    return Timeline(tuple(map(tuple, spans)))
+    return PipelineTimeline(tuple(map(tuple, spans)))

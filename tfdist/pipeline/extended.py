@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.bridge import Bridge
-from tfdist.engine.counts import Counts
+from tfdist.engine.counts import CountReducer
 from tfdist.engine.edges import Edges
 from tfdist.engine.exchange import Exchange
 from tfdist.model_parallel.model_calls import ModelCalls
@@ -20,7 +20,7 @@ from tfdist.pipeline.described_variables import is_described
 from tfdist.pipeline.mesh import Mesh
 from tfdist.pipeline.model_steps import ModelSteps
 from tfdist.pipeline.placement import Placement
-from tfdist.pipeline.processes import Processes
+from tfdist.pipeline.processes import PipelineCollectives
 from tfdist.pipeline.recording import Recording
 from tfdist.pipeline.remote_variables import RemoteVariables
 from tfdist.pipeline.stages import Stages
@@ -61,7 +61,7 @@ class PipelinedModel:
         if not within:
             places.lend(self.stages, self.table.workers)
         self.placement = Placement(self.stages, self.table.workers, self._own, extended.devices_of_workers)
-        processes = None if within else Processes(mesh.pipeline, name, extended.stopping)
+        processes = None if within else PipelineCollectives(mesh.pipeline, name, extended.stopping)
         transport = None if within else Transport(Edges(mesh.pipeline), name)
         self.steps = ModelSteps(
             model,
@@ -150,27 +150,29 @@ class PipelineExtended(AllReduceExtended, HasStages):
         self.recording = Recording(mesh.pipeline) if records else None
         self.over_stages = Bridge(mesh.pipeline)
         self._micro_batches = micro_batches
-        self._everyone = Exchange(mesh.everyone)
+        self._everyone = Exchange(mesh.all_processes)
         self._leads = False
         if mesh.workers > 1:
             # Processes with the same stage count a step first, then those of a pipeline agree on it. Only then does
             # every process know of a wish to stop.
-            self._counts = Counts(mesh.replicas, "who has another batch", self.stopping.own, self.stopping.pass_on)
+            self._counts = CountReducer(
+                mesh.replicas, "who has another batch", self.stopping.own, self.stopping.pass_on
+            )
 
     @property
-    def everyone(self) -> Exchange:
+    def all_processes(self) -> Exchange:
         """Broadcasts and gathers tensors among all processes."""
         return self._everyone
 
     @property
     def failure(self) -> BaseException | None:
         """The error that ended this process's communication, or None."""
-        return self.mesh.everyone.failure or super().failure
+        return self.mesh.all_processes.failure or super().failure
 
     @property
     def is_writer(self) -> bool:
         """Whether this process writes files for all processes."""
-        return self.mesh.everyone.is_writer
+        return self.mesh.all_processes.is_writer
 
     def of_model(self, model: Any) -> PipelinedModel:
         """Returns a model in stages, after allocating its variables where they belong.
@@ -183,7 +185,7 @@ class PipelineExtended(AllReduceExtended, HasStages):
         """
         found = _pipelined(model)
         if found is None:
-            name = f"pipeline {self.mesh.everyone.number('pipelined model')}"
+            name = f"pipeline {self.mesh.all_processes.number('pipelined model')}"
             # Not as an attribute: Keras would track the object as a part of the model.
             found = model.__dict__[_PIPELINED] = PipelinedModel(model, self, name)
         found.place()
@@ -207,12 +209,12 @@ class PipelineExtended(AllReduceExtended, HasStages):
         return not is_described(variable) if found is None else found.placement.holds(variable)
 
     @property
-    def saves_with_the_writer(self) -> bool:
+    def takes_part_in_saving(self) -> bool:
         """Whether each process takes part when the writer saves a model: yes, since it gives weights."""
         return True
 
-    def by_the_writer(self, model: Any, action: Callable[[], Any]) -> Any:
-        """Runs an action on the writer, while other processes give it their variables; see `Ability.by_the_writer`."""
+    def run_on_writer(self, model: Any, action: Callable[[], Any]) -> Any:
+        """Runs an action on the writer, while other processes give it their variables; see `Ability.run_on_writer`."""
         if self._leads:
             return action()
         remote = self.of_model(model).remote()

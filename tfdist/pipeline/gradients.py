@@ -13,7 +13,7 @@ from tfdist.strategies.keras.sparse_gradients import are_of_samples
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
 
-class Gradients:
+class GradientSums:
     """Gradients of variables, summed over micro-batches.
 
     Sparse gradients are those that the whole batch would have. Rows of samples are concatenated. Rows that are the same

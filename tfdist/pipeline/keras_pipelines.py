@@ -28,7 +28,7 @@ from tfdist.private.keras import base_trainer, layer, saving_lib, tf_trainer, tr
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall, WithPredictStep
-from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import HasStages
 
 _SAME_BATCHES = (
@@ -46,7 +46,7 @@ class _Weights(threading.local):
 _weights = _Weights()
 
 
-class _Elsewhere:
+class _RemoteWeight:
     """Replaces a weight that another process holds in the result of `get_weights`.
 
     Args:
@@ -64,9 +64,9 @@ def install() -> None:
     model_steps.install()
     stage_optimizers.install()
     keras_hooks.add(InStages)
-    replace(saving_lib, "_load_state", _into_what_is_placed)
-    replace(layer.Layer, "get_weights", _wherever_they_are)
-    replace(layer.Layer, "set_weights", _those_of_this_process)
+    replace(saving_lib, "_load_state", _place_before_loading)
+    replace(layer.Layer, "get_weights", _gather_weights)
+    replace(layer.Layer, "set_weights", _assign_held_weights)
     for name in ("on_train_begin", "on_epoch_end", "on_train_end"):
         replace(keras.callbacks.EarlyStopping, name, _with_own_weights)
 
@@ -119,7 +119,7 @@ class InStages(keras_hooks.ModelHooks[HasStages]):
         """Explains that processes read different data, if a step or a collective found that; returns None otherwise."""
         text = str(error)
         if isinstance(error, tf.errors.InvalidArgumentError) and OTHER_DATA in text:
-            return MismatchError(f"rank {self.extended.everyone.rank}: {_said(text)}")
+            return MismatchError(f"rank {self.extended.all_processes.rank}: {_assertion_message(text)}")
         if isinstance(error, MismatchError) and "different collectives" in text and _SAME_BATCHES not in text:
             return MismatchError(f"{error} {_SAME_BATCHES}")
         return None
@@ -164,7 +164,7 @@ def _steps(model: Any, extended: HasStages) -> Any:
 # Placement.
 
 
-def _said(text: str) -> str:
+def _assertion_message(text: str) -> str:
     """Returns the message of an assertion in a graph, without its place in the graph."""
     said = text[text.index(OTHER_DATA) :].split("\n\t [[")[0]
     return said.replace("] [", " ").strip().removesuffix("]")  # without the brackets around asserted tensors
@@ -178,11 +178,11 @@ def _place_if_built(model: Any, extended: HasStages) -> None:
     extended.place(model)
 
 
-def _into_what_is_placed(original: Callable[..., Any]) -> Callable[..., Any]:
+def _place_before_loading(original: Callable[..., Any]) -> Callable[..., Any]:
     """Places variables before a file is read into them; by `load_model`, each process reads the file into its own."""
 
     def _load_state(saveable: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(saveable, HasStages) if isinstance(saveable, keras.Model) else None
+        extended = current_strategy.of_model(saveable, HasStages) if isinstance(saveable, keras.Model) else None
         inner_path = kwargs.get("inner_path", args[2] if len(args) > 2 else "")
         if extended is None or inner_path:
             return original(saveable, *args, **kwargs)
@@ -198,28 +198,28 @@ def _into_what_is_placed(original: Callable[..., Any]) -> Callable[..., Any]:
 # Weights.
 
 
-def _wherever_they_are(original: Callable[..., Any]) -> Callable[..., Any]:
+def _gather_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_weights(self: Any) -> Any:
-        extended = at_work.of_model(self, HasStages) if isinstance(self, keras.Model) else None
+        extended = current_strategy.of_model(self, HasStages) if isinstance(self, keras.Model) else None
         if extended is None:
             return original(self)
         _place_if_built(self, extended)
         if _weights.own_only:
-            return [one.numpy() if extended.holds(self, one) else _Elsewhere(one.shape) for one in self.weights]
+            return [one.numpy() if extended.holds(self, one) else _RemoteWeight(one.shape) for one in self.weights]
         return extended.values(self, self.weights)
 
     return get_weights
 
 
-def _those_of_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
+def _assign_held_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     def set_weights(self: Any, weights: Any) -> None:
-        extended = at_work.of_model(self, HasStages) if isinstance(self, keras.Model) else None
+        extended = current_strategy.of_model(self, HasStages) if isinstance(self, keras.Model) else None
         if extended is None:
             return original(self, weights)
         _place_if_built(self, extended)
-        if any(isinstance(one, _Elsewhere) for one in weights):
+        if any(isinstance(one, _RemoteWeight) for one in weights):
             for variable, value in zip(self.weights, weights, strict=True):
-                if not isinstance(value, _Elsewhere):
+                if not isinstance(value, _RemoteWeight):
                     variable.assign(value)
             return None
         with described_variables.assigning(lambda variable, value: None):
@@ -230,7 +230,7 @@ def _those_of_this_process(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _with_own_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if at_work.of_model(self.model, HasStages) is None:
+        if current_strategy.of_model(self.model, HasStages) is None:
             return original(self, *args, **kwargs)
         with _own_weights():
             return original(self, *args, **kwargs)

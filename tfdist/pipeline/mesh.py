@@ -16,7 +16,7 @@ class Mesh:
         data: number of pipelines, each with its own part of the data.
 
     Attributes:
-        everyone: the group of all processes.
+        all_processes: the group of all processes.
         data: as given.
         workers: number of processes of each pipeline.
         worker: number of this process in its pipeline.
@@ -35,7 +35,7 @@ class Mesh:
                 f"PipelineStrategy(data={data}) divides {group.size} process(es) into {data} pipelines of equal "
                 f"length; data= may be one of {fits}"
             )
-        self.everyone = group
+        self.all_processes = group
         self.data = data
         self.workers = group.size // data
         self.worker, self.replica = divmod(group.rank, data)

@@ -16,7 +16,7 @@ from tfdist.pipeline.divisors import divisors_of, over_replicas
 from tfdist.pipeline.dry_run import dry_run
 from tfdist.pipeline.micro_batches import MicroBatches
 from tfdist.pipeline.objective import Objective
-from tfdist.pipeline.processes import Processes
+from tfdist.pipeline.processes import PipelineCollectives
 from tfdist.pipeline.recording import Recording
 from tfdist.pipeline.stage_state import Noting
 from tfdist.pipeline.stages import Stages
@@ -27,7 +27,7 @@ from tfdist.private import models
 from tfdist.private.keras import layer, tree
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.keras import keras_losses
 from tfdist.strategies.keras.keras_variables import unnoted
 
@@ -45,10 +45,10 @@ _computing = _Computing()
 def install() -> None:
     """Installs the seams, once."""
     for name in ("_get_own_losses", "_get_regularization_losses"):
-        replace(layer.Layer, name, _added_by_stages)
+        replace(layer.Layer, name, _without_added_losses)
 
 
-def _added_by_stages(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+def _without_added_losses(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """Leaves out ``model.losses``, which would read the weights of all stages; the step adds those losses itself."""
 
     def losses(self: Any) -> list[Any]:
@@ -58,7 +58,7 @@ def _added_by_stages(original: Callable[..., list[Any]]) -> Callable[..., list[A
 
 
 @contextlib.contextmanager
-def _of_outputs() -> Iterator[None]:
+def _output_loss_only() -> Iterator[None]:
     before, _computing.of_outputs = _computing.of_outputs, True
     try:
         yield
@@ -97,7 +97,7 @@ class ModelSteps:
         transport: Transport | None,
         devices: Sequence[str] | None = None,
         recomputes: bool = False,
-        processes: Processes | None = None,
+        processes: PipelineCollectives | None = None,
         holds: Callable[[Any], bool] = lambda variable: True,
         recording: Recording | None = None,
     ) -> None:
@@ -165,7 +165,7 @@ class ModelSteps:
         def loss(outputs: list[Any], number: int | None) -> tf.Tensor:
             if number is None:
                 return self._loss(whole, outputs, training=True)
-            with Noting() as scope, keras_losses.of_part(divisors, batch.weight(number)):
+            with Noting() as scope, keras_losses.micro_batch_losses(divisors, batch.weight(number)):
                 found = self._loss(tuple(batch.part(one, number) for one in whole), outputs, training=True)
             assigned.update(scope.assigned)
             return found
@@ -241,7 +241,7 @@ class ModelSteps:
             gradients.update({id(one): total for one, total in zip(variables, sums, strict=True)})
         pairs = [(gradients[id(one)], one) for one in own]
         parts = [1.0 / max(1, len(self._workers_of(one))) for gradient, one in pairs if gradient is not None]
-        with stage_optimizers.counted(parts):
+        with stage_optimizers.gradient_shares(parts):
             optimizer.apply_gradients(pairs)
 
     def _workers_of(self, variable: Any) -> tuple[int, ...]:
@@ -260,7 +260,7 @@ class ModelSteps:
             self._track(x, self._processes.total(losses))
             if self._ends_here:
                 model.compute_metrics(x, y, self._joined(batch, step), sample_weight=sample_weight)
-            elif at_work.sharing() is not None:
+            elif current_strategy.sharing() is not None:
                 self._trace_metrics(x, y, sample_weight)
             with unnoted():
                 for worker, variables in sorted(self._kept_by_metrics().items()):
@@ -337,7 +337,7 @@ class ModelSteps:
     def _loss(self, data: Any, outputs: Sequence[Any], training: bool) -> tf.Tensor:
         x, y, sample_weight = data
         packed = self._packed(outputs)
-        with _of_outputs():
+        with _output_loss_only():
             given = {"x": x, "y": y, "y_pred": packed, "sample_weight": sample_weight, "training": training}
             return models.compute_loss(self._model, **given)
 
@@ -346,7 +346,7 @@ class ModelSteps:
         if self._table.ends_forward_first or not self._ends_here:
             return []
         found = divisors_of(self._stages, data, inputs, lambda own, outputs: self._loss(own, outputs, training=True))
-        return over_replicas(found, at_work.sharing())
+        return over_replicas(found, current_strategy.sharing())
 
     def _track(self, x: Any, loss: tf.Tensor) -> None:
         samples = tf.shape(next(one for one in tree.flatten(x) if one is not None))[0]

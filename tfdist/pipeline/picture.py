@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from tfdist.pipeline.actions import Action, Kind
 
 if TYPE_CHECKING:
-    from tfdist.pipeline.dry_run import Timeline
+    from tfdist.pipeline.dry_run import PipelineTimeline
 
 _COLORS = {Kind.FORWARD: "blue", Kind.BACKWARD: "green", Kind.INPUTS: "cyan", Kind.WEIGHTS: "olive"}
 _COLUMNS = 200
 """Largest number of columns of a text; wider ones would not be read."""
 
 
-def as_text(timeline: Timeline, width: int = _COLUMNS) -> str:
+def as_text(timeline: PipelineTimeline, width: int = _COLUMNS) -> str:
     """Returns a line of text for each worker: actions by their notation, idle time as dots.
 
     Args:
@@ -36,7 +36,7 @@ def as_text(timeline: Timeline, width: int = _COLUMNS) -> str:
     return "\n".join(lines)
 
 
-def summary(timeline: Timeline) -> str:
+def summary(timeline: PipelineTimeline) -> str:
     """Returns the picture as text, followed by the idle time and the number of micro-batches that are kept.
 
     Args:
@@ -49,7 +49,7 @@ def summary(timeline: Timeline) -> str:
     )
 
 
-def draw(timeline: Timeline, path: Any) -> None:
+def draw(timeline: PipelineTimeline, path: Any) -> None:
     """Draws the timeline with matplotlib.
 
     Args:

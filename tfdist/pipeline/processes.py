@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.engine.bridge import Bridge
-from tfdist.engine.counts import Counts
+from tfdist.engine.counts import CountReducer
 from tfdist.engine.edges import Edges
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
@@ -21,7 +21,7 @@ _SAMPLED = 4096
 """Least number of elements of a large tensor that are compared; fewer than twice as many are."""
 
 
-class Processes:
+class PipelineCollectives:
     """The processes of one pipeline, which communicate in graphs and eagerly. All of them make the same calls.
 
     Args:
@@ -37,7 +37,7 @@ class Processes:
         self._name = name
         self._exchange = Exchange(group)
         stopping = stopping or Stopping()
-        self._counts = Counts(group, "what each has read", stopping.own, stopping.learn)
+        self._counts = CountReducer(group, "what each has read", stopping.own, stopping.learn)
         self._edges = Edges(group)
         self._bridges: dict[tuple[int, ...], Bridge] = {}
 

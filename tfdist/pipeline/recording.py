@@ -14,7 +14,7 @@ from tfdist.collectives.clock import clock_offset
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
 from tfdist.pipeline.actions import Action, Kind
-from tfdist.pipeline.dry_run import Span, Timeline
+from tfdist.pipeline.dry_run import PipelineTimeline, Span
 
 KEPT = 64
 """Number of steps whose times are kept."""
@@ -98,7 +98,7 @@ class Recording:
 
         return Stamps(keep)
 
-    def timeline(self, step: int = -1) -> Timeline:
+    def timeline(self, step: int = -1) -> PipelineTimeline:
         """Returns the times of all workers' actions in a step, in seconds. All processes of the group call it.
 
         Args:
@@ -122,4 +122,4 @@ class Recording:
         ]
         spans.sort(key=lambda span: (span.begin, span.end))
         count = 1 + max(span.worker for span in spans)
-        return Timeline(tuple(tuple(one for one in spans if one.worker == worker) for worker in range(count)))
+        return PipelineTimeline(tuple(tuple(one for one in spans if one.worker == worker) for worker in range(count)))

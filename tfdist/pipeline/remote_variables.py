@@ -19,7 +19,7 @@ from tfdist.tensors import unnumbered
 _REQUEST = tf.TensorSpec([2], tf.int64)
 
 
-class _Kind(enum.IntEnum):
+class _Request(enum.IntEnum):
     END = 0
     READ = 1
     ASSIGN = 2
@@ -44,7 +44,7 @@ class RemoteVariables:
         self._variables = list(variables)
         self._places = {id(one): place for place, one in enumerate(variables)}
         self._name = name
-        self._edges = Edges(mesh.everyone)
+        self._edges = Edges(mesh.all_processes)
 
     @contextlib.contextmanager
     def led(self) -> Iterator[None]:
@@ -53,17 +53,17 @@ class RemoteVariables:
             with described_variables.reading(self._read), described_variables.assigning(self._assign):
                 yield
         finally:
-            for rank in range(1, self._mesh.everyone.size):
-                self._request(rank, _Kind.END, 0)
+            for rank in range(1, self._mesh.all_processes.size):
+                self._request(rank, _Request.END, 0)
 
     def answer(self) -> None:
         """Answers the leader's requests until the leader ends them."""
         while True:
             kind, place = self._edges.receive(_REQUEST, 0, f"{self._name}: requests").numpy()
-            if kind == _Kind.END:
+            if kind == _Request.END:
                 return
             variable = self._variables[place]
-            if kind == _Kind.READ:
+            if kind == _Request.READ:
                 self._edges.send(tf.convert_to_tensor(variable.value), 0, self._edge(variable))
             else:
                 variable.assign(self._edges.receive(_spec(variable), 0, self._edge(variable)))
@@ -78,11 +78,11 @@ class RemoteVariables:
         for variable in variables:
             workers = self._placement.workers(variable) or range(mesh.workers)
             ranks = tuple(mesh.rank(worker, replica) for worker in workers for replica in range(mesh.data))
-            if len(ranks) == 1 or mesh.everyone.rank not in ranks:
+            if len(ranks) == 1 or mesh.all_processes.rank not in ranks:
                 continue
             value = tf.convert_to_tensor(variable.value)
             key = f"{self._name}: {unnumbered(variable.path)} {self._places[id(variable)]}"
-            exchange = Exchange(mesh.everyone.subgroup(ranks))
+            exchange = Exchange(mesh.all_processes.subgroup(ranks))
             variable.assign(exchange.broadcast_once(value, key, f"{value.dtype.name} {value.shape}"))
 
     def broadcast(self, variable: Any) -> Any:
@@ -101,20 +101,20 @@ class RemoteVariables:
         return Exchange(self._mesh.pipeline).broadcast(value, workers[0]).numpy()
 
     def _read(self, variable: Any) -> tf.Tensor:
-        rank = self._of(variable)
-        self._request(rank, _Kind.READ, self._places[id(variable)])
+        rank = self._owner_rank(variable)
+        self._request(rank, _Request.READ, self._places[id(variable)])
         return self._edges.receive(_spec(variable), rank, self._edge(variable))
 
     def _assign(self, variable: Any, value: Any) -> None:
-        rank = self._of(variable)
-        self._request(rank, _Kind.ASSIGN, self._places[id(variable)])
+        rank = self._owner_rank(variable)
+        self._request(rank, _Request.ASSIGN, self._places[id(variable)])
         self._edges.send(tf.cast(value, variable.dtype), rank, self._edge(variable))
 
-    def _of(self, variable: Any) -> int:
+    def _owner_rank(self, variable: Any) -> int:
         """Returns the rank that answers for a variable."""
         return self._mesh.rank(self._placement.workers(variable)[0], 0)
 
-    def _request(self, rank: int, kind: _Kind, place: int) -> None:
+    def _request(self, rank: int, kind: _Request, place: int) -> None:
         self._edges.send(tf.constant([kind, place], tf.int64), rank, f"{self._name}: requests")
 
     def _edge(self, variable: Any) -> str:

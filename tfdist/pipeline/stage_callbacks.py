@@ -33,7 +33,7 @@ class _GivesWeights(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Sends the writer this process's weights."""
-        self._extended.by_the_writer(self.model, lambda: None)
+        self._extended.run_on_writer(self.model, lambda: None)
 
 
 def _reads_weights(callback: Any) -> bool:
@@ -51,7 +51,7 @@ def _showing_all_weights(callback: Any, extended: HasStages) -> Any:
 
         @functools.wraps(hook)
         def on_epoch_end(epoch: int, logs: Any = None) -> None:
-            callback._tfdist_stages.by_the_writer(callback.model, lambda: hook(epoch, logs))
+            callback._tfdist_stages.run_on_writer(callback.model, lambda: hook(epoch, logs))
 
         callback.on_epoch_end = on_epoch_end
     return callback

@@ -18,32 +18,32 @@ from tfdist.pipeline import described_variables
 from tfdist.private.keras import base_optimizer, tf_optimizer
 from tfdist.private.optimizers import averages_of, variables_of
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import HasStages
 
 
-class _Counted(threading.local):
+class _GradientShares(threading.local):
     """State of a thread: how much each gradient counts here; a weight on several processes counts once in all."""
 
     parts: Sequence[float] | None = None
 
 
-_counted = _Counted()
+_counted = _GradientShares()
 
 
 def install() -> None:
     """Installs the seams."""
     replace(base_optimizer, "global_norm", _over_all_stages)
     keras_hooks.add_for_optimizers(OnAllStages)
-    replace(tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", _of_own_variables)
-    replace(base_optimizer.BaseOptimizer, "_update_model_variables_moving_average", _of_own_variables)
+    replace(tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", _restrict_to_held)
+    replace(base_optimizer.BaseOptimizer, "_update_model_variables_moving_average", _restrict_to_held)
     replace(base_optimizer.BaseOptimizer, "_backend_reset_gradient_accumulators", _of_own_accumulators)
     for name in ("_tf_swap_variables", "_tf_finalize_ema_values"):
         replace(keras.callbacks.SwapEMAWeights, name, _swapping_own_variables)
 
 
 @contextlib.contextmanager
-def counted(parts: Sequence[float]) -> Iterator[None]:
+def gradient_shares(parts: Sequence[float]) -> Iterator[None]:
     """Context in which an optimizer gets the gradients of this process's stages.
 
     Args:
@@ -58,7 +58,7 @@ def counted(parts: Sequence[float]) -> Iterator[None]:
 
 def _over_all_stages(original: Callable[..., Any]) -> Callable[..., Any]:
     def global_norm(gradients: Sequence[Any]) -> Any:
-        extended = at_work.current(HasStages)
+        extended = current_strategy.current(HasStages)
         parts = _counted.parts
         if extended is None or parts is None:
             return original(gradients)
@@ -88,7 +88,7 @@ class OnAllStages(keras_hooks.OptimizerHooks[HasStages]):
         return tf.equal(found[0], 0)
 
 
-def _of_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
+def _restrict_to_held(original: Callable[..., Any]) -> Callable[..., Any]:
     """Restricts a method to this process's weights and their moving averages."""
 
     def method(self: Any, variables: Sequence[Any]) -> Any:
@@ -97,7 +97,7 @@ def _of_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
         own = [pair for pair in pairs if not described_variables.is_elsewhere(pair[0])]
         if len(own) == len(pairs):
             return original(self, variables)
-        with _instead(self, "_model_variables_moving_average", [average for _, average in own]):
+        with _temporary_attribute(self, "_model_variables_moving_average", [average for _, average in own]):
             return original(self, [variable for variable, _ in own])
 
     return method
@@ -108,8 +108,8 @@ def _swapping_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
         pairs = zip(variables_of(optimizer), averages_of(optimizer), strict=True)
         own = [pair for pair in pairs if not described_variables.is_elsewhere(pair[0])]
         with (
-            _instead(optimizer, "_trainable_variables", [variable for variable, _ in own]),
-            _instead(optimizer, "_model_variables_moving_average", [average for _, average in own]),
+            _temporary_attribute(optimizer, "_trainable_variables", [variable for variable, _ in own]),
+            _temporary_attribute(optimizer, "_model_variables_moving_average", [average for _, average in own]),
         ):
             return original(self, optimizer)
 
@@ -120,14 +120,14 @@ def _of_own_accumulators(original: Callable[..., Any]) -> Callable[..., Any]:
     def _backend_reset_gradient_accumulators(self: Any) -> Any:
         kept = self._accumulated_gradients
         own = [one for one in kept if one is None or not described_variables.is_elsewhere(one)]
-        with _instead(self, "_accumulated_gradients", own):
+        with _temporary_attribute(self, "_accumulated_gradients", own):
             return original(self)
 
     return _backend_reset_gradient_accumulators
 
 
 @contextlib.contextmanager
-def _instead(optimizer: Any, name: str, value: Any) -> Iterator[None]:
+def _temporary_attribute(optimizer: Any, name: str, value: Any) -> Iterator[None]:
     """Context in which an attribute has another value, without Keras's tracking of assigned attributes."""
     before, optimizer.__dict__[name] = optimizer.__dict__[name], value
     try:

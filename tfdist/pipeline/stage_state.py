@@ -24,7 +24,7 @@ from tfdist.strategies.data.shares import weighed
 
 _SEED = "seed_generator_state"
 """Keras's name for the variable of a `SeedGenerator`."""
-_APART = 1_000_003
+_SEED_STRIDE = 1_000_003
 """Distance between the seeds of stages that call the same layer."""
 
 
@@ -46,9 +46,9 @@ class StageState:
         self._found: dict[int, tuple[Any, dict[int, tf.Tensor]]] = {}
         for layer in stages.layers(stage):
             for variable in layer.non_trainable_variables:
-                if _goes_on(variable) and self._home(variable) != stage:
+                if _passes_between_micro_batches(variable) and self._home(variable) != stage:
                     # Stages that call the same layer begin with different seeds.
-                    self._now[id(variable)] = variable, variable.value + stage * _APART
+                    self._now[id(variable)] = variable, variable.value + stage * _SEED_STRIDE
 
     @contextlib.contextmanager
     def of(self, number: int) -> Iterator[None]:
@@ -70,7 +70,7 @@ class StageState:
                     f"a layer assigns to its weight {variable.path} when it is called, while gradients of it are "
                     "computed: such a layer cannot be trained with micro-batches"
                 )
-            if _goes_on(variable):
+            if _passes_between_micro_batches(variable):
                 self._now[id(variable)] = variable, value
             else:
                 self._found.setdefault(id(variable), (variable, {}))[1][number] = value
@@ -137,6 +137,6 @@ class Noting(backend.StatelessScope):
         self.assigned[id(update[0])] = update[0]
 
 
-def _goes_on(variable: Any) -> bool:
+def _passes_between_micro_batches(variable: Any) -> bool:
     """Returns whether a variable passes from one micro-batch to the next, as seeds and metrics' variables do."""
     return variable.name == _SEED or variable.synchronization == "on_read"

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from tfdist.model_parallel.model_calls import ModelCall, clear_losses, trainable_variables
 from tfdist.model_parallel.placed_gradients import placed
-from tfdist.pipeline.actions import Action, Exchange, Kind, Step, Transfer
-from tfdist.pipeline.gradients import Gradients
+from tfdist.pipeline.actions import Action, Kind, Step, Transfer, WorkerExchange
+from tfdist.pipeline.gradients import GradientSums
 from tfdist.pipeline.micro_batches import MicroBatches, logits_of
 from tfdist.pipeline.objective import Objective
 from tfdist.pipeline.recording import Recording
@@ -28,7 +28,7 @@ from tfdist.private.keras import backend
 
 
 @dataclass
-class _Part:
+class _TapeSegment:
     """Calls whose gradients are computed together.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Kept:
     """
 
     values: dict[int, Any]
-    parts: list[_Part] | None
+    parts: list[_TapeSegment] | None
 
 
 class PipelinedStep:
@@ -99,7 +99,7 @@ class PipelinedStep:
         recomputes: bool = False,
         recording: Recording | None = None,
     ) -> None:
-        self.gradients = Gradients()
+        self.gradients = GradientSums()
         self._outputs: dict[int, list[Any]] = {}
         self.added_losses: list[tf.Tensor] = []
         self._stages = stages
@@ -171,7 +171,7 @@ class PipelinedStep:
 
     def _do(self, step: Step) -> list[Any]:
         """Runs an action or an exchange; returns what the next one has to wait for, if anything new."""
-        if isinstance(step, Exchange):
+        if isinstance(step, WorkerExchange):
             return self._exchange(step)
         taken = [
             self._received(Transfer(one, step.stage)) for one in self._table.needs(step) if one.stage != step.stage
@@ -195,13 +195,16 @@ class PipelinedStep:
 
     # Exchanges.
 
-    def _exchange(self, exchange: Exchange) -> list[Any]:
+    def _exchange(self, exchange: WorkerExchange) -> list[Any]:
         """Sends and receives; returns what the next step has to wait for."""
         assert self._transport is not None
         graph = tf.compat.v1.get_default_graph()
         before = 0 if tf.executing_eagerly() else len(graph.get_operations())
         received = self._transport.exchange(
-            [(transfer, self._worker(transfer.destination), self._carried(transfer)) for transfer in exchange.sent],
+            [
+                (transfer, self._worker(transfer.destination), self._tensors_of_transfer(transfer))
+                for transfer in exchange.sent
+            ],
             [
                 (transfer, self._worker(transfer.result_of.stage), self._specs(transfer))
                 for transfer in exchange.expected
@@ -232,7 +235,7 @@ class PipelinedStep:
             return self._stages.specs(keys)
         return [tf.TensorSpec(self._calls.tensors[key].shape, self._calls.tensors[key].dtype) for key in keys]
 
-    def _carried(self, transfer: Transfer) -> list[tf.Tensor]:
+    def _tensors_of_transfer(self, transfer: Transfer) -> list[tf.Tensor]:
         """Returns the tensors of a transfer, each followed by its mask if it has one."""
         results = self._results[transfer.result_of]
         tensors = []
@@ -250,7 +253,7 @@ class PipelinedStep:
             found = self._results[action]
             return {key: found[key] for key in self._edge_keys(transfer)}
         # Results of another worker of this process are copied to the device of this worker.
-        tensors = iter(self._carried(transfer) if action in self._results else self._arrived.pop(transfer))
+        tensors = iter(self._tensors_of_transfer(transfer) if action in self._results else self._arrived.pop(transfer))
         found = {}
         for key in self._edge_keys(transfer):
             found[key] = tf.identity(next(tensors))
@@ -300,7 +303,7 @@ class PipelinedStep:
         self._calls.run(calls, values, self._training)
         return _added_losses()
 
-    def _all_recorded(self, stage: int, values: dict[int, Any]) -> list[_Part]:
+    def _all_recorded(self, stage: int, values: dict[int, Any]) -> list[_TapeSegment]:
         calls = self._stages.calls_of(stage)
         groups = [[call] for call in calls] if self._table.is_divided else [list(calls)]
         return [self._recorded(one, values) for one in groups]
@@ -313,14 +316,14 @@ class PipelinedStep:
                 kept.parts = self._all_recorded(stage, kept.values)
         return kept
 
-    def _recorded(self, calls: list[ModelCall], values: dict[int, Any]) -> _Part:
+    def _recorded(self, calls: list[ModelCall], values: dict[int, Any]) -> _TapeSegment:
         taken = [key for key in self._calls.sources(calls) if key not in self._inputs]
         sources = [key for key in taken if _is_differentiable(values[key])]
         variables = trainable_variables(call.operation for call in calls)
         with tf.GradientTape(persistent=self._table.is_divided) as tape:
             tape.watch([values[key] for key in sources])
             losses = self._run(calls, values)
-        return _Part(calls, tape, sources, variables, losses)
+        return _TapeSegment(calls, tape, sources, variables, losses)
 
     def _backward(self, action: Action, taken: list[dict[int, Any]]) -> list[Any]:
         """Computes gradients of a stage's inputs, and of its weights unless they come later."""
@@ -394,7 +397,7 @@ class PipelinedStep:
         return found
 
     def _gradients(
-        self, kept: _Kept, part: _Part, number: int, sources: list[int], variables: list[Any]
+        self, kept: _Kept, part: _TapeSegment, number: int, sources: list[int], variables: list[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Computes gradients of what calls took, and of variables."""
         logits = [logits_of(kept.values[key]) for key in part.of_logits]

@@ -22,7 +22,7 @@ from tfdist.engine import calibration  # noqa: E402
 from tfdist.pipeline import cuts as model_cuts  # noqa: E402
 from tfdist.pipeline import described_variables, keras_pipelines, schedules  # noqa: E402
 from tfdist.pipeline.actions import Action, Kind  # noqa: E402
-from tfdist.pipeline.dry_run import Timeline, dry_run  # noqa: E402
+from tfdist.pipeline.dry_run import PipelineTimeline, dry_run  # noqa: E402
 from tfdist.pipeline.extended import PipelineExtended  # noqa: E402
 from tfdist.pipeline.mesh import Mesh  # noqa: E402
 from tfdist.pipeline.table import Edge, Table  # noqa: E402
@@ -177,12 +177,12 @@ class PipelineStrategy(tf.distribute.Strategy):
     @property
     def rank(self) -> int:
         """This process's rank among all processes; the chief's is 0."""
-        return self.extended.mesh.everyone.rank
+        return self.extended.mesh.all_processes.rank
 
     @property
     def size(self) -> int:
         """The number of processes that train together."""
-        return self.extended.mesh.everyone.size
+        return self.extended.mesh.all_processes.size
 
     @property
     def worker(self) -> int:
@@ -190,14 +190,14 @@ class PipelineStrategy(tf.distribute.Strategy):
         return self.extended.mesh.worker
 
     @property
-    def schedule(self) -> Timeline:
+    def schedule(self) -> PipelineTimeline:
         """The timeline of a step in which a backward pass takes twice as long as a forward pass; printed as a picture.
 
         The timeline is for stages that follow each other; connections over several stages may make them wait for more.
         """
         return self._dry_run
 
-    def recorded(self, step: int = -1) -> Timeline:
+    def recorded(self, step: int = -1) -> PipelineTimeline:
         """Returns the timeline of one of the last training steps, in seconds; printed as a picture.
 
         Compare it with `schedule`. It needs ``record=True``. All processes call it, and get the same timeline.
@@ -241,7 +241,7 @@ def _number_of_workers(schedule: Any, stages: int, mesh: Mesh, devices: int) -> 
     else:
         expected, fits = f"stages={stages}, one on each", mesh.workers == stages
     if not fits:
-        size, data = mesh.everyone.size, mesh.data
+        size, data = mesh.all_processes.size, mesh.data
         raise ValueError(
             f"PipelineStrategy: {size} process(es) with data={data} make pipelines of {mesh.workers}, which does not "
             f"fit {expected}. Start stages × data = {stages * data} processes, or change stages= or data=; or start "

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from tfdist.pipeline.actions import Action, Exchange, Kind, Step, Transfer, parse
+from tfdist.pipeline.actions import Action, Kind, Step, Transfer, WorkerExchange, parse
 
 Edge = tuple[int, int]
 """The numbers of two stages: the second one takes results of the first one."""
@@ -92,7 +92,7 @@ class Table:
         received = [*(tuple(self._received(action, here)) for action in row), ()]
         places = [place for place in range(len(row) + 1) if sent[place] or received[place]]
         exchanges = {
-            place: Exchange(sent[place], () if later is None else received[later], received[place])
+            place: WorkerExchange(sent[place], () if later is None else received[later], received[place])
             for place, later in itertools.zip_longest(places, places[1:])
         }
         steps: list[Step] = []

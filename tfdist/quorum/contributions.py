@@ -11,9 +11,9 @@ from tfdist.compression import differences, policy
 from tfdist.compression.method import Method
 from tfdist.compression.policy import Policy
 from tfdist.compression.state import State
-from tfdist.quorum.exchange import Exchange
+from tfdist.quorum.exchange import MeetingExchange
 
-WHO = "QuorumStrategy"
+STRATEGY = "QuorumStrategy"
 
 Payloads = Sequence[np.ndarray]
 
@@ -33,7 +33,7 @@ class Contribution:
     methods: dict[int, Method]
 
 
-class Contributions:
+class ContributionEncoder:
     """Encodes the changes of one process for the rounds of some variables.
 
     Error feedback adds what an encoding lacks to the next contribution.
@@ -57,7 +57,7 @@ class Contributions:
             for path, shape in zip(paths, shapes, strict=True)
         ]
         self._suited = {
-            choice: differences.suited_choice(choice, WHO)
+            choice: differences.suited_choice(choice, STRATEGY)
             for schedule in self._schedules
             if schedule is not None
             for choice in schedule.choices
@@ -96,7 +96,7 @@ class Contributions:
         for state, arrays in zip(self._states, self._before, strict=True):
             state.arrays = arrays
 
-    def mean(self, own: Contribution, exchange: Exchange) -> list[np.ndarray]:
+    def mean(self, own: Contribution, exchange: MeetingExchange) -> list[np.ndarray]:
         """Returns the weighted mean of the changes of all partners in a meeting.
 
         Args:
@@ -112,7 +112,7 @@ class Contributions:
         if own.methods:
 
             def decode(payload: np.ndarray) -> np.ndarray:
-                parts = zip(own.methods.items(), _apart(payload), strict=True)
+                parts = zip(own.methods.items(), _split_payloads(payload), strict=True)
                 return np.concatenate([method.decode(part).astype(np.float64) for (_, method), part in parts])
 
             mean = exchange.mean_of_payloads("payloads", own.payload, decode)
@@ -134,7 +134,7 @@ def _joined(payloads: Payloads) -> np.ndarray:
     return np.concatenate([lengths.view(np.uint8), *payloads])
 
 
-def _apart(joined: np.ndarray) -> Payloads:
+def _split_payloads(joined: np.ndarray) -> Payloads:
     """Splits an array of `_joined`. Lengths are read until they and the payloads that they describe fill the array."""
     count, total = 0, 0
     while total + 8 * count < joined.size:

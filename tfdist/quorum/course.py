@@ -14,14 +14,14 @@ import numpy as np
 
 from tfdist.compression.policy import Policy
 from tfdist.errors import MismatchError, RendezvousError
-from tfdist.local_sgd.course import Course, Courses, Joined, Progress, Settled, Trained, Turn
+from tfdist.local_sgd.course import Course, Courses, Joined, Progress, RoundResult, Turn, VariableGroup
 from tfdist.local_sgd.intervals import Interval
 from tfdist.local_sgd.rules import Rule, restore
-from tfdist.quorum.contributions import Contributions
-from tfdist.quorum.exchange import AbortedError, Exchange
+from tfdist.quorum.contributions import ContributionEncoder
+from tfdist.quorum.exchange import AbortedError, MeetingExchange
 from tfdist.quorum.members import Members
 from tfdist.quorum.messages import State
-from tfdist.quorum.rates import Rates, before
+from tfdist.quorum.rates import Rates, rates_before_epoch
 
 log = logging.getLogger("tfdist")
 
@@ -41,7 +41,7 @@ class Totals:
     seconds: float = 0.0
 
 
-class Quorum(Course):
+class QuorumRounds(Course):
     """The course of the rounds of some values.
 
     At the beginning of a round the processes that meet have a common centre. Each contributes the difference between
@@ -80,7 +80,7 @@ class Quorum(Course):
         interval: Interval,
         rule: Rule,
         compression: Policy | None,
-        trained: Trained,
+        trained: VariableGroup,
         settings: str,
         are_weights: bool = True,
         totals: Totals | None = None,
@@ -92,7 +92,7 @@ class Quorum(Course):
         self._members, self._interval, self._rule, self._trained = members, interval, rule, trained
         self._live = trained.live
         shapes = [value.shape for value in trained.centre]
-        self._contributions = Contributions(trained.paths[: len(shapes)], shapes, compression, members.task)
+        self._contributions = ContributionEncoder(trained.paths[: len(shapes)], shapes, compression, members.task)
         form = [(value.dtype.name, value.shape) for value in trained.centre]
         self._settings = f"{settings}, {len(form)} variables (form {zlib.crc32(repr(form).encode()):08x})"
         self._are_weights = are_weights
@@ -168,10 +168,10 @@ class Quorum(Course):
             return Turn(max(1, left), 0), [np.array(one) for one in self.centre]
         return Turn(max(1, left), 0), [one + change for one, change in zip(self.centre, changes, strict=True)]
 
-    def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> Settled:
+    def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> RoundResult:
         """Takes part in a round that ends an epoch, or keeps late changes for the next one; see `Course`."""
         if progress.step == self._settled:
-            return Settled(progress.step, list(values), False)
+            return RoundResult(progress.step, list(values), False)
         changes = self._changes(values)
         if self._members.is_behind:  # the others are in the middle of a later epoch
             newest = self._newest()
@@ -182,7 +182,7 @@ class Quorum(Course):
             self._carry = changes if self._are_weights and not self.is_over else None
             self._first = left
             self._settled = progress.step
-        return Settled(progress.step, [np.array(one) for one in self.centre], True)
+        return RoundResult(progress.step, [np.array(one) for one in self.centre], True)
 
     def _changes(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         changes = [np.asarray(value - one) for value, one in zip(values, self.centre, strict=True)]
@@ -234,7 +234,7 @@ class Quorum(Course):
             if contribution is None:
                 contribution = self._contributions.encode(changes, number)
             try:
-                mean = self._contributions.mean(contribution, Exchange(members, name, meeting))
+                mean = self._contributions.mean(contribution, MeetingExchange(members, name, meeting))
             except AbortedError:
                 continue
             outcome = members.have(name, meeting.attempt)
@@ -325,7 +325,7 @@ class Quorum(Course):
         if found is not None:
             state, of_optimizer = found
             to_begin = self._members.epoch + 1 if self._members.is_in_epoch else state.epoch
-            rates = before(to_begin, state.epoch, state.rates)
+            rates = rates_before_epoch(to_begin, state.epoch, state.rates)
             self.joined = Joined(state.step, of_optimizer, rates, state.epoch)
             self._first = state.left if state.round else None  # all processes take the whole first round
         return found is not None
@@ -392,8 +392,8 @@ def _divided(arrays: Sequence[np.ndarray], counts: Sequence[int]) -> list[list[n
     return parts
 
 
-class Quorums(Courses):
-    """Makes the `Quorum` of each optimizer.
+class QuorumRoundsFactory(Courses):
+    """Makes the `QuorumRounds` of each optimizer.
 
     Args:
         members: access to the processes that meet.
@@ -419,18 +419,18 @@ class Quorums(Courses):
         self._interval, self._rule, self._compression = interval, rule, compression
         self.described = described
 
-    def of(self, trained: Trained) -> Quorum:
+    def of(self, trained: VariableGroup) -> QuorumRounds:
         """Returns the course of an optimizer; see `Courses`."""
         rule = self._rule()
         restore([(rule, trained.centre)], trained.rules)
         of_all = self.members, self._interval, rule, self._compression, trained, self.described
-        return Quorum(*of_all, totals=self.totals)
+        return QuorumRounds(*of_all, totals=self.totals)
 
-    def of_state(self, trained: Trained, rule: Rule) -> Quorum:
+    def of_state(self, trained: VariableGroup, rule: Rule) -> QuorumRounds:
         """Returns the course of the state of layers, which is exchanged when an epoch ends.
 
         Args:
             trained: the values that are exchanged.
             rule: rule of their rounds.
         """
-        return Quorum(self.members, self._interval, rule, None, trained, self.described, are_weights=False)
+        return QuorumRounds(self.members, self._interval, rule, None, trained, self.described, are_weights=False)

@@ -30,7 +30,7 @@ class AbortedError(Exception):
     """The meeting does not count, because a partner was lost or left out."""
 
 
-class Exchange:
+class MeetingExchange:
     """The exchange of contributions in one meeting.
 
     Args:

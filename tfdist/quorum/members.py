@@ -128,7 +128,7 @@ def end_together(members: Members, rounds: Sequence[str], refresh: Callable[[], 
         is_newer = refresh()
 
 
-class Together(Members):
+class ClusterMembers(Members):
     """`Members` of a job.
 
     Args:
@@ -245,7 +245,7 @@ class Together(Members):
         raise self._error
 
 
-class Alone(Members):
+class SingleProcessMembers(Members):
     """`Members` of a process that trains alone."""
 
     task = 0

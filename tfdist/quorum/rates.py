@@ -48,7 +48,7 @@ class Rates:
         return tuple(self._of_epochs)
 
 
-def before(epoch: int, last: int, of_epochs: Sequence[tuple[float, ...]]) -> tuple[float, ...] | None:
+def rates_before_epoch(epoch: int, last: int, of_epochs: Sequence[tuple[float, ...]]) -> tuple[float, ...] | None:
     """Returns the rates from before an epoch; if it is no longer remembered, those from before the first that is.
 
     Args:

@@ -40,7 +40,7 @@ def agree(member: Membership, own: Options) -> None:
             published.check_equal(own, published.decode(text), str(cluster.tasks[task]))
 
 
-def learn(member: Membership, timeout: float) -> Options | None:
+def wait_for_options(member: Membership, timeout: float) -> Options | None:
     """Waits until a training task has published its options, and returns them.
 
     Args:
@@ -56,7 +56,7 @@ def learn(member: Membership, timeout: float) -> Options | None:
     """
     control, cluster = member.control, member.cluster
     assert cluster is not None
-    found = _Found()
+    found = _OptionsWaiter()
     control.watch(found)
     control.when_failed(lambda error: found.event.set())
     for task in range(cluster.size):
@@ -77,7 +77,7 @@ def learn(member: Membership, timeout: float) -> Options | None:
     return None if found.text is None else published.decode(found.text)
 
 
-class _Found:
+class _OptionsWaiter:
     """Waits for options or the end of the job; a `tfdist.cluster.control.Watcher`.
 
     Attributes:

@@ -35,7 +35,11 @@ def enter(cluster: Cluster | None, timeouts: Timeouts) -> Membership:
         if _entered is None or _entered.is_closed:
             _entered = membership.of_task(cluster, timeouts) if cluster else start.under_launcher(timeouts)
             leave.arrange(_entered)
-        if _entered.cluster is not None and cluster is not None and _is_same_but_for_comings(_entered.cluster, cluster):
+        if (
+            _entered.cluster is not None
+            and cluster is not None
+            and _differs_only_in_elasticity(_entered.cluster, cluster)
+        ):
             raise ClusterSpecError(
                 "tfdist.init, and strategies for which all processes stay to the end, cannot be in one job with "
                 "QuorumStrategy, whose processes come and go. Leave out tfdist.init and the other strategies, and use "
@@ -49,5 +53,5 @@ def enter(cluster: Cluster | None, timeouts: Timeouts) -> Membership:
         return _entered
 
 
-def _is_same_but_for_comings(one: Cluster, other: Cluster) -> bool:
-    return one.comes_and_goes != other.comes_and_goes and (one.tasks, one.task) == (other.tasks, other.task)
+def _differs_only_in_elasticity(one: Cluster, other: Cluster) -> bool:
+    return one.has_elastic_workers != other.has_elastic_workers and (one.tasks, one.task) == (other.tasks, other.task)

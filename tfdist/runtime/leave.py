@@ -54,20 +54,20 @@ def arrange(membership: Membership) -> None:
     """
     atexit.register(_leave, membership, os.getpid(), _Watchdog())
     os.register_at_fork(after_in_child=membership.control.after_fork)
-    sys.excepthook = _telling_others(membership, sys.excepthook)
+    sys.excepthook = _reporting_excepthook(membership, sys.excepthook)
 
 
-def _telling_others(membership: Membership, original: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting_excepthook(membership: Membership, original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns an excepthook that reports an error at once, because the process may wait for the user's threads."""
     control, cluster = membership.control, membership.cluster
 
     def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         if control.failure is not None or isinstance(error, PeerLostError):
-            launcher.tell(launcher.VICTIM)
+            launcher.report_to_launcher(launcher.VICTIM)
         elif not isinstance(error, TfdistError):  # a `TfdistError` has been reported already
             control.fails_first = True
             control.tell_failure(error)
-            launcher.tell(launcher.CAUSE)
+            launcher.report_to_launcher(launcher.CAUSE)
         is_interrupt = isinstance(error, KeyboardInterrupt)
         if cluster is None or not launcher.is_tfdist_run() or not (is_interrupt or _is_of_an_interrupt(error)):
             original(kind, error, traceback)
@@ -106,7 +106,7 @@ def _leave(membership: Membership, pid: int, watchdog: _Watchdog) -> None:
 def _leave_without_mpi(membership: Membership, reason: str | None) -> None:
     control = membership.control
     if control.failure is not None and not control.fails_first:
-        launcher.tell(launcher.VICTIM)
+        launcher.report_to_launcher(launcher.VICTIM)
     membership.leave(reason)
 
 
@@ -119,7 +119,7 @@ def _leave_with_mpi(
     known = engine.failure is not None or reason is not None  # the script has seen the error, and chosen how to end
     failed = known or control.failure is not None
     if (control.failure or engine.failure or engine.unnoticed) and not control.fails_first:
-        launcher.tell(launcher.VICTIM)
+        launcher.report_to_launcher(launcher.VICTIM)
     control.leave(reason, engine.counts(), LEAVE_SECONDS if failed else 0.0)
     if not failed:
         failed = not _await_others(control, engine)
@@ -153,7 +153,7 @@ def _end_after_failure(control: Control) -> None:
 
 
 def _die_of_others(error: TfdistError) -> None:
-    launcher.tell(launcher.VICTIM)
+    launcher.report_to_launcher(launcher.VICTIM)
     _die_at_the_end(str(error))
 
 

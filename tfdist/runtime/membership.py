@@ -90,7 +90,7 @@ class Membership:
             error: the reason.
         """
         if self.control.failure is not None:
-            launcher.tell(launcher.VICTIM)
+            launcher.report_to_launcher(launcher.VICTIM)
         else:
             self.control.leave(f"{type(error).__name__}: {error}"[:1000], {}, LEAVE_SECONDS)
         if self.control.job:
@@ -119,7 +119,7 @@ def of_task(cluster: Cluster, timeouts: Timeouts) -> Membership:
     except BaseException:
         membership.close()
         raise
-    launcher.tell(launcher.ENTERED)
+    launcher.report_to_launcher(launcher.ENTERED)
     return membership
 
 

@@ -13,11 +13,11 @@ from tfdist.cluster.spec import Task
 from tfdist.errors import RendezvousError, TfdistError
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.server.follower import Follower
-from tfdist.parameter_server.server.log import Log
+from tfdist.parameter_server.server.log import ReplicationLog
 from tfdist.parameter_server.server.server import Server
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.runtime.server_address import address_of
-from tfdist.runtime.server_state import Template
+from tfdist.runtime.server_state import ServerStateFactory
 
 log = logging.getLogger("tfdist")
 
@@ -46,7 +46,7 @@ class Host:
         template: maker of the server's state.
     """
 
-    def __init__(self, control: Control, tasks: Sequence[Task], has_copy: bool, template: Template) -> None:
+    def __init__(self, control: Control, tasks: Sequence[Task], has_copy: bool, template: ServerStateFactory) -> None:
         server = template.server
         numbers = [number for number, one in enumerate(tasks) if one.job == "ps"]
         own = numbers.index(control.task)
@@ -73,9 +73,9 @@ class Host:
         Raises:
             TfdistError: the server cannot listen at its address, or the other task has not come.
         """
-        follower = Log(keys)
+        follower = ReplicationLog(keys)
         self._control.watch(self)
-        if self._is_first and (self._other is None or self._may_lead(follower, timeouts.start)):
+        if self._is_first and (self._other is None or self._wait_for_follower(follower, timeouts.start)):
             self._lead(self._template.leading(), follower, keys)
             return
         shards = self._follow(keys)
@@ -132,7 +132,7 @@ class Host:
 
     # The parts of `run`.
 
-    def _may_lead(self, follower: Log, seconds: float) -> bool:
+    def _wait_for_follower(self, follower: ReplicationLog, seconds: float) -> bool:
         """Waits until the other task follows or leads. Returns whether it follows, so that this task may lead."""
         assert self._other is not None
         copy = _copy_on(self._server, self._tasks[self._other])
@@ -180,7 +180,7 @@ class Host:
             self._control.publish(copy, "")
         return shards
 
-    def _lead(self, shards: Shards, follower: Log, keys: Keys | None) -> None:
+    def _lead(self, shards: Shards, follower: ReplicationLog, keys: Keys | None) -> None:
         address = self._tasks[self._control.task].address if self._is_first else f"{self._own_host()}:0"
         server = Server(shards, address, keys, follower)
         self._template.tell = server.tell

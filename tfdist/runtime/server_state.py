@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from tfdist.cluster.control import Control
 from tfdist.cluster.settings import Timeouts
 from tfdist.cluster.spec import Task
-from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.hierarchy.places import places_of
-from tfdist.parameter_server.hierarchy.shard import Above, HostShard
+from tfdist.parameter_server.hierarchy.shard import HostShard, RootAccess
 from tfdist.parameter_server.hierarchy.uplink import Ended
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.pushes import Hogwild
@@ -29,7 +29,7 @@ from tfdist.runtime import server_address
 log = logging.getLogger("tfdist")
 
 
-class Template:
+class ServerStateFactory:
     """Makes the state of one parameter server.
 
     Args:
@@ -58,7 +58,7 @@ class Template:
         self._control = control
         self._timeouts = timeouts
         self._places = places_of(tasks, options.hierarchy)
-        self._above: Above | None = None
+        self._above: RootAccess | None = None
         number = next(number for number, one in enumerate(tasks) if one.job == "ps" and one.index == server)
         self._of_host = number if number in self._places.workers else None
         self._servers = [tasks[one].address for one in (self._places.roots if self._of_host is None else [number])]
@@ -77,7 +77,9 @@ class Template:
 
     def following(self) -> Shards:
         """Returns the state of a following server, whose leader keeps the snapshots."""
-        deals = Deals(job=self._control.job) if self.server == 0 else None  # one server deals batches for the whole job
+        deals = (
+            DealerService(job=self._control.job) if self.server == 0 else None
+        )  # one server deals batches for the whole job
         chief: int | None = self._places.chief
         if self._of_host is not None:
             chief = CHIEF if chief == self._of_host else None
@@ -125,7 +127,7 @@ class Template:
         assert hierarchy is not None
         assert self.tell is not None
         if self._above is None:
-            self._above = Above(number, self._places.roots, CHIEF in workers, self._connected, self.tell)
+            self._above = RootAccess(number, self._places.roots, CHIEF in workers, self._connected, self.tell)
         return HostShard(Ledger(hierarchy.synchronization, Unscaled(), awaited=workers), above=self._above)
 
     def _connected(self, stack: contextlib.ExitStack, ended: Ended) -> list[Connection]:

@@ -15,7 +15,7 @@ from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.runtime import agreement, job
 from tfdist.runtime.membership import Membership
 from tfdist.runtime.server_host import Host
-from tfdist.runtime.server_state import Template
+from tfdist.runtime.server_state import ServerStateFactory
 
 log = logging.getLogger("tfdist")
 
@@ -34,12 +34,12 @@ def serve(member: Membership, options: Arguments, timeouts: Timeouts) -> None:
     assert member.cluster is not None
     control, task, tasks = member.control, member.cluster.task, member.cluster.tasks
     keys = Keys.of_secret(read_secret())
-    descriptors.raised()
+    descriptors.raise_file_limit()
     if keys is None:
         _say_who_can_reach(task.address)
     servers = [number for number, one in enumerate(tasks) if one.job == "ps"]
     own = [task.index, (task.index - 1) % len(servers)] if options.has_copies else [task.index]
-    templates = [Template(options, tasks, server, control, timeouts) for server in own]
+    templates = [ServerStateFactory(options, tasks, server, control, timeouts) for server in own]
     running = [Host(control, tasks, options.has_copies, template) for template in templates]
 
     def stop(error: TfdistError) -> None:
@@ -80,7 +80,7 @@ def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
     """
     member = job.enter(cluster, timeouts)
     try:
-        options = agreement.learn(member, timeouts.start)
+        options = agreement.wait_for_options(member, timeouts.start)
         if options is None:
             return
         made = options.arguments()

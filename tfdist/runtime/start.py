@@ -48,7 +48,7 @@ def among_tasks(member: Membership, timeouts: Timeouts) -> None:
         module = mpi_library.load()  # may fail, so comes before the other tasks wait for this one
         members = _bind(control, size)
         probe = Probe(control.job, rank)
-        sharing = _find_out_what_is_shared(control, probe, members)
+        sharing = _probe_shared_memory(control, probe, members)
         if rank == 0:
             _say_what_is_not_shared(sharing)
         settings = mpi_library.network_settings(module, len({member.network for member in members}) == 1)
@@ -108,7 +108,7 @@ def under_launcher(timeouts: Timeouts) -> Membership:
     control.enter()
     members = _bind(control, comm.size)
     probe = Probe(control.job, comm.rank, before_mpi=False)
-    sharing = _find_out_what_is_shared(control, probe, members)
+    sharing = _probe_shared_memory(control, probe, members)
     communicator = MPICommunicator(comm, probe.arena, probe.neighbours, sharing.arenas)
     _refuse_false_neighbours(module, communicator, sharing)
     launched = Membership(None, control, server)
@@ -121,7 +121,7 @@ def _bind(control: Control, size: int) -> list[Claims]:
     return [msgspec.convert(other, Claims) for other in control.bind(own, size)]
 
 
-def _find_out_what_is_shared(control: Control, probe: Probe, members: list[Claims]) -> Sharing:
+def _probe_shared_memory(control: Control, probe: Probe, members: list[Claims]) -> Sharing:
     """Has every process try which memory it can share with the others; see `tfdist.comm.probe`.
 
     Raises:
@@ -191,7 +191,7 @@ def _initialization(control: Control | None, timeouts: Timeouts) -> Iterator[Non
             _die_in_initialization(control, error)
 
     def failed(error: TfdistError) -> None:
-        launcher.tell(launcher.VICTIM)
+        launcher.report_to_launcher(launcher.VICTIM)
         _die_in_initialization(control, error)
 
     threading.Thread(target=watch, name="tfdist-initialization", daemon=True).start()

@@ -157,7 +157,7 @@ def _world_of(member: Membership, timeouts: Timeouts) -> World:
     engine = member.engine = Engine(communicator, member.control, timeouts, communicator.tags)
     machines = [claims.host for claims in member.started.members]
     if timeline.VARIABLE in os.environ:
-        engine.timeline = timeline.Timeline(rank, engine.run("the clocks", clock_offset()))
+        engine.timeline = timeline.EventRecorder(rank, engine.run("the clocks", clock_offset()))
     if rank == 0:
         count = len(set(machines))
         notice("tfdist: training on %d processes on %d host%s.", size, count, "s" if count > 1 else "")

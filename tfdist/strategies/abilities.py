@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from tfdist.engine.bridge import Bridge
     from tfdist.engine.exchange import Exchange
     from tfdist.engine.group import Group
-    from tfdist.parameter_server.dealing.bringing import Stream
     from tfdist.parameter_server.dealing.epochs import SharedEpochs
     from tfdist.parameter_server.dealing.plan import Plan
-    from tfdist.parameter_server.tables.client import Form, TableClient
+    from tfdist.parameter_server.dealing.stream_reader import Stream
+    from tfdist.parameter_server.tables.client import TableClient, TableSpec
     from tfdist.parameter_server.tables.row_cache import CachePolicy
     from tfdist.strategies.all_reduce.delayed_sums import DelayedSums
     from tfdist.strategies.data.shares import Shares
@@ -93,7 +93,7 @@ class Ability:
         return True
 
     @property
-    def saves_with_the_writer(self) -> bool:
+    def takes_part_in_saving(self) -> bool:
         """Whether each process takes part when the writer saves a model: it sends weights, or saves residuals."""
         return False
 
@@ -102,7 +102,7 @@ class Ability:
         """Context for work of the writer alone: nothing inside waits for other processes."""
         yield
 
-    def by_the_writer(self, model: Any, action: Callable[[], Any]) -> Any:
+    def run_on_writer(self, model: Any, action: Callable[[], Any]) -> Any:
         """Has the writer do work that needs all variables of a model; other processes only help where they must.
 
         Args:
@@ -117,7 +117,7 @@ class Ability:
         with self.local_only():
             return action()
 
-    def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient | None:
+    def table(self, name: str, form: TableSpec, cache: CachePolicy | None = None) -> TableClient | None:
         """Returns a table of an embedding's rows on the parameter servers; the same call on all workers shares it.
 
         Args:
@@ -153,13 +153,13 @@ class DataParallel(Ability, abc.ABC):
         norms: measures the noise of gradients in steps that are traced, or run eagerly, while it is set; None measures
             nothing.
         checks_weights: whether the weights of all processes are compared after each epoch.
-        meets_in_steps: whether the processes of the group take each step together. If not, metrics and layers' state
-            are merged when all have taken their steps.
-        acts_alike: whether all processes call the same methods with the same arguments, and end epochs together.
+        synchronizes_steps: whether the processes of the group take each step together. If not, metrics and layers'
+            state are merged when all have taken their steps.
+        runs_in_lockstep: whether all processes call the same methods with the same arguments, and end epochs together.
         averaging_processes: number of processes that take steps on their own and average their weights; 1 if processes
             sum gradients instead.
         reader: number of this process among those that each read all data; seeds its random numbers.
-        is_reading_for_all: whether the caller is inside `reading_for_all`.
+        broadcasts_loaded_weights: whether the caller is inside `reading_for_all`.
     """
 
     group: Group
@@ -171,19 +171,19 @@ class DataParallel(Ability, abc.ABC):
     compressor: Compressor | None = None
     norms: GradientNorms | None = None
     checks_weights: bool
-    meets_in_steps = True
-    acts_alike = True
+    synchronizes_steps = True
+    runs_in_lockstep = True
     averaging_processes = 1
     reader = 0
-    is_reading_for_all = False
+    broadcasts_loaded_weights = False
 
     @property
-    def in_steps(self) -> Bridge:
+    def step_bridge(self) -> Bridge:
         """The bridge that reduces tensors within Keras steps, over the processes that take each step together."""
         return self.bridge
 
     @property
-    def everyone(self) -> Exchange:
+    def all_processes(self) -> Exchange:
         """The exchange among all processes: more than the group where one replica spans several processes."""
         return self.exchange
 
@@ -192,7 +192,7 @@ class DataParallel(Ability, abc.ABC):
         """Whether the caller is inside `local_only`, and must not call collectives."""
         return False
 
-    def of_each(self, model: Any) -> list[Any]:
+    def per_process_variables(self, model: Any) -> list[Any]:
         """Returns the variables of a model's optimizers whose values differ between processes.
 
         Args:
@@ -226,11 +226,11 @@ class DataParallel(Ability, abc.ABC):
     @contextlib.contextmanager
     def reading_for_all(self) -> Iterator[None]:
         """Context in which the caller broadcasts the weights that are loaded."""
-        self.is_reading_for_all = True
+        self.broadcasts_loaded_weights = True
         try:
             yield
         finally:
-            self.is_reading_for_all = False
+            self.broadcasts_loaded_weights = False
 
     def await_file(self, path: Any) -> None:
         """Waits a little for a file that the writer may not have finished, where processes do not wait for each other.

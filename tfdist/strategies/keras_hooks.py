@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import tensorflow as tf
 
 from tfdist.seams import optimizer, trainer
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import Ability
 
 A = TypeVar("A", bound=Ability)
@@ -44,7 +44,7 @@ def add(*kinds: type[ModelHooks[Any]]) -> None:
     Args:
         kinds: classes of hooks, each for the models of strategies that have its ability.
     """
-    trainer.points.provide(kinds, lambda model: _made(at_work.of_model(model, Ability), kinds))
+    trainer.points.provide(kinds, lambda model: _made(current_strategy.of_model(model, Ability), kinds))
 
 
 def add_for_optimizers(*kinds: type[OptimizerHooks[Any]]) -> None:
@@ -57,7 +57,7 @@ def add_for_optimizers(*kinds: type[OptimizerHooks[Any]]) -> None:
 
 
 def _of_replica() -> Ability | None:
-    return None if tf.distribute.get_replica_context() is None else at_work.current(Ability)
+    return None if tf.distribute.get_replica_context() is None else current_strategy.current(Ability)
 
 
 def _made(extended: Ability | None, kinds: tuple[type[Any], ...]) -> Iterator[Any]:

@@ -118,10 +118,10 @@ class TrainsInRounds(DataParallel):
         """
 
 
-class ComesAndGoes(TrainsInRounds):
+class ElasticMembership(TrainsInRounds):
     """A strategy with elastic membership: processes may join and rejoin while others train; each reads all its data."""
 
-    acts_alike = False
+    runs_in_lockstep = False
 
     @abc.abstractmethod
     def counting(self, samples: Any) -> contextlib.AbstractContextManager[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from tfdist.local_sgd.course import Wishes
+from tfdist.local_sgd.course import StopRequests
 
 
 class Stopping:
@@ -16,20 +16,21 @@ class Stopping:
     with their next exchange, after which no process takes another step.
 
     Attributes:
-        is_wished: whether this process requests to end the steps of the `fit` that is under way.
+        is_requested: whether this process requests to end the steps of the `fit` that is under way.
         is_agreed: whether an exchange has brought a request of any process.
         is_passed_on: whether this process has learned of a request from some processes, and tells the others of it in
             the same step.
-        is_found: whether the last step of a `fit` was not taken because of a request, until `fit` has ended its epoch.
+        ended_by_request: whether the last step of a `fit` was not taken because of a request, until `fit` has ended its
+            epoch.
     """
 
     def __init__(self) -> None:
-        self.is_wished = self.is_agreed = self.is_passed_on = self.is_found = False
+        self.is_requested = self.is_agreed = self.is_passed_on = self.ended_by_request = False
         self._counts = False
 
     def begin(self) -> None:
         """Begins a `fit`, or another epoch of it, without requests."""
-        self.is_wished = self.is_agreed = False
+        self.is_requested = self.is_agreed = False
 
     def check(self) -> None:
         """Ends the steps before the next one, if an exchange has brought a request.
@@ -38,13 +39,13 @@ class Stopping:
             StopIteration: an exchange has brought a request.
         """
         if self.is_agreed:
-            self.is_found = True
+            self.ended_by_request = True
             raise StopIteration
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         """Context of a step of `fit`; the request does not end other loops over data, such as `evaluate`."""
-        self.is_found, self.is_passed_on, self._counts = False, False, True
+        self.ended_by_request, self.is_passed_on, self._counts = False, False, True
         try:
             yield
         finally:
@@ -52,7 +53,7 @@ class Stopping:
 
     def own(self) -> int:
         """Returns this process's term of the count of requests in a step: 0 or 1."""
-        return int((self.is_wished or self.is_passed_on) and self._counts)
+        return int((self.is_requested or self.is_passed_on) and self._counts)
 
     def pass_on(self, wishes: int) -> None:
         """Notes requests that only some processes have counted, so that this process tells the others.
@@ -72,11 +73,11 @@ class Stopping:
             StopIteration: at least one process requests it.
         """
         if wishes:
-            self.is_found = True
+            self.ended_by_request = True
             raise StopIteration
 
 
-class WishesInRounds(Wishes):
+class StopRequestsInRounds(StopRequests):
     """The requests that travel with the exchanges of processes that take steps on their own.
 
     Args:
@@ -88,7 +89,7 @@ class WishesInRounds(Wishes):
 
     def own(self) -> int:
         """Returns 1 if this process requests to end the steps, else 0."""
-        return int(self._stopping.is_wished)
+        return int(self._stopping.is_requested)
 
     def learn(self, wishes: int) -> None:
         """Notes whether any process requests to end the steps; `wishes` is their number."""

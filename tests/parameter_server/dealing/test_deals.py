@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.protocol.dealing import BeginEpoch, Bring, Dealt, LeaveEpoch, NoBatch, Planned, Skip, Take
 from tfdist.parameter_server.protocol.messages import Done, Refused, Waiting
 
@@ -14,7 +14,7 @@ class Talk:
     """A dealer, and what it answers."""
 
     def __init__(self, workers=2, samples=10, batch_size=4):
-        self.deals = Deals()
+        self.deals = DealerService()
         self.idle, self.left = [], []
         self.deals.when_idle_changes = self.idle.append
         self.deals.when_left = self.left.append
@@ -197,7 +197,7 @@ def test_another_job_begins_its_epochs_anew():
     talk = Talk(workers=1)
     for _ in range(3):
         talk.commit(0, talk.batch(0))
-    other = Deals(job="another")
+    other = DealerService(job="another")
     other.restore(talk.deals.state([]))
     other.restore(None)
     talk.deals = other

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.parameter_server.serving import DEADLINE, serving
-from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs, number_of
 from tfdist.parameter_server.dealing.plan import Plan
 from tfdist.parameter_server.worker.client import Connection, RefusedError
@@ -17,7 +17,7 @@ PLAN = Plan(10, 4, None)
 
 class Served:
     def __init__(self, stack):
-        self.deals = Deals()
+        self.deals = DealerService()
         self.server = stack.enter_context(serving(deals=self.deals))
         self._stack = stack
 
@@ -123,7 +123,7 @@ def test_a_worker_that_was_taken_for_lost_begins_again(served):
 
 def test_a_server_that_does_not_answer_is_an_error():
     with contextlib.ExitStack() as stack:
-        with serving(deals=Deals()) as server:
+        with serving(deals=DealerService()) as server:
             epochs = SharedEpochs(lambda: Connection(server.address, "ps 0", 1.0), 0, 0, PLAN)
             stack.callback(epochs.close)
             epochs.begin(0)

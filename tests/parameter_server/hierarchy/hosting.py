@@ -5,7 +5,7 @@ import threading
 
 from tests.parameter_server.serving import DEADLINE
 from tests.parameter_server.worker.test_session import model_of
-from tfdist.parameter_server.hierarchy.shard import Above, HostShard
+from tfdist.parameter_server.hierarchy.shard import HostShard, RootAccess
 from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.protocol.programs import CHIEF
 from tfdist.parameter_server.server.server import Server
@@ -40,7 +40,9 @@ def hosting(roots, mode, workers, number=10, timeout=DEADLINE, address="127.0.0.
 
     def make(model, occurrence):
         numbers = tuple(range(20, 20 + len(roots)))
-        above = Above(number, numbers, CHIEF in workers, connect_to(roots, timeout), lambda event: server.tell(event))
+        above = RootAccess(
+            number, numbers, CHIEF in workers, connect_to(roots, timeout), lambda event: server.tell(event)
+        )
         return HostShard(Ledger(mode, Unscaled(), awaited=set(workers)), above=above)
 
     server = Server(Shards(make, chief=CHIEF if CHIEF in workers else None), address)

@@ -25,7 +25,7 @@ from tfdist.parameter_server.options.arguments import Arguments
 
 
 def of(*synchronization, **arguments):
-    return published.of(Arguments(*synchronization, **arguments))
+    return published.describe(Arguments(*synchronization, **arguments))
 
 
 COMPRESSIONS = [

@@ -10,10 +10,10 @@ import pytest
 from tests.parameter_server.serving import DEADLINE, serving
 from tfdist import compression as c
 from tfdist.compression.policy import as_policy
-from tfdist.parameter_server.protocol.differences import Copies, Differences
-from tfdist.parameter_server.protocol.gradients import Gradients, Shapes
+from tfdist.parameter_server.protocol.differences import ParameterDecoder, ParameterEncoder
+from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
 from tfdist.parameter_server.protocol.messages import Push
-from tfdist.parameter_server.protocol.packing import Whole
+from tfdist.parameter_server.protocol.packing import VariableSpec
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.worker.client import Connection
 from tfdist.parameter_server.worker.model import Model
@@ -29,10 +29,10 @@ class Pair:
 
     def __init__(self, policy, seed=0):
         shapes = Shapes(SHAPES, DTYPES)
-        whole = [Whole(f"v{place}", shape) for place, shape in enumerate(SHAPES)]
+        whole = [VariableSpec(f"v{place}", shape) for place, shape in enumerate(SHAPES)]
         self.shapes = shapes
-        self.server = Differences(as_policy(policy), whole, shapes)
-        self.worker = Copies(as_policy(policy), whole, shapes)
+        self.server = ParameterEncoder(as_policy(policy), whole, shapes)
+        self.worker = ParameterDecoder(as_policy(policy), whole, shapes)
         self.generator = np.random.default_rng(seed)
         kinds = zip(SHAPES, DTYPES, strict=True)
         self.values = [self.generator.normal(size=shape).astype(dtype) for shape, dtype in kinds]
@@ -45,7 +45,7 @@ class Pair:
         if sequence is None:
             sequence, self.sequence = self.sequence, self.sequence + 1
         message = Push(1, 0, 1, sequence, sequence, 0, 1.0, rows=rows, generation=self.worker.generation)
-        values = Gradients(("dense",) * 3, self.shapes.layout().vectors(self.values))
+        values = PushedGradients(("dense",) * 3, self.shapes.layout().vectors(self.values))
         return self.server.answered(message, values)
 
     def take(self, answered):
@@ -192,7 +192,7 @@ def test_sessions_follow_several_servers(prefetch):
                 servers[0].lost(0)
             parts = [model.part_of(server, State(given)).values for server in range(2)]
             session.step([
-                Gradients(("dense",) * len(part), one.layout().vectors(part))
+                PushedGradients(("dense",) * len(part), one.layout().vectors(part))
                 for one, part in zip(model.shapes, parts, strict=True)
             ])  # fmt: skip
         session._finish()

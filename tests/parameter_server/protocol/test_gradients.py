@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tfdist.parameter_server.protocol.gradients import Gradients, Shapes, weighted_sum
+from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes, weighted_sum
 
 FLOAT = np.dtype(np.float32)
 SHAPES = Shapes([(4, 3), (3,)], [FLOAT, FLOAT])
@@ -9,20 +9,20 @@ ROWS, INDICES = np.ones((2, 3), np.float32), np.array([0, 3])
 
 
 def dense(kernel, bias):
-    return Gradients(("dense", "dense"), [np.repeat(np.float32([kernel, bias]), [12, 3])])
+    return PushedGradients(("dense", "dense"), [np.repeat(np.float32([kernel, bias]), [12, 3])])
 
 
 def sparse(bias):
-    return Gradients(("sparse", "dense"), [np.full(3, bias, np.float32)], {0: (ROWS, INDICES)})
+    return PushedGradients(("sparse", "dense"), [np.full(3, bias, np.float32)], {0: (ROWS, INDICES)})
 
 
 def test_arrays_are_received_as_they_were_sent():
-    for one in (dense(1, 2), sparse(3), Gradients(("none", "sparse"), [], {1: (ROWS[:, 0], np.array([2, 2]))})):
-        again = Gradients.received(one.kinds, one.arrays(), SHAPES)
+    for one in (dense(1, 2), sparse(3), PushedGradients(("none", "sparse"), [], {1: (ROWS[:, 0], np.array([2, 2]))})):
+        again = PushedGradients.received(one.kinds, one.arrays(), SHAPES)
         assert again.kinds == one.kinds
         for mine, other in zip(again.arrays(), one.arrays(), strict=True):
             np.testing.assert_array_equal(mine, other)
-    assert Gradients.received((), dense(1, 2).arrays(), SHAPES).kinds == ("dense", "dense")
+    assert PushedGradients.received((), dense(1, 2).arrays(), SHAPES).kinds == ("dense", "dense")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_arrays_are_received_as_they_were_sent():
 )
 def test_what_does_not_fit_is_told(kinds, arrays, words):
     with pytest.raises(ValueError, match=words):
-        Gradients.received(kinds, arrays, SHAPES)
+        PushedGradients.received(kinds, arrays, SHAPES)
 
 
 def as_arrays(gradients):
@@ -70,14 +70,14 @@ def test_rows_stay_rows():
 
 def test_gradients_of_different_kinds():
     """Rows beside a dense one become dense; one that is absent adds nothing."""
-    none = Gradients(("none", "dense"), [np.ones(3, np.float32)])
+    none = PushedGradients(("none", "dense"), [np.ones(3, np.float32)])
     total = weighted_sum([sparse(1), dense(2, 2), none], [1.0, 0.5, 1.0], SHAPES)
     kernel, bias = as_arrays(total)
     np.testing.assert_array_equal(kernel[:, 0], [2, 1, 1, 2])
     assert (bias == 3).all()
     total = weighted_sum([sparse(1), none], [1.0, 1.0], SHAPES)
     assert total.kinds == ("sparse", "dense")
-    only = Gradients(("none", "none"), [])
+    only = PushedGradients(("none", "none"), [])
     assert weighted_sum([only, only], [1.0, 1.0], SHAPES).kinds == ("none", "none")
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server.protocol import messages as m
-from tfdist.parameter_server.protocol.nameless import Where
+from tfdist.parameter_server.protocol.anonymous_memory import MemoryLocation
 from tfdist.parameter_server.protocol.report import ModelReport, WorkerReport
 from tfdist.parameter_server.protocol.state import Held
 from tfdist.parameter_server.protocol.wire import InvalidMessageError
@@ -21,7 +21,7 @@ FROM_WORKER = [
     m.Put(7, 3, 7),
     m.Leave(6, 3, 7, is_over=True),
     m.Inspect(8),
-    m.Share(9, 3, Where(7, 3, b"token"), 64, 2),
+    m.Share(9, 3, MemoryLocation(7, 3, b"token"), 64, 2),
 ]
 FROM_SERVER = [
     m.Attached(1, 5, is_created=True),

@@ -5,12 +5,12 @@ import pytest
 from tests.compression.methods import ALL
 from tfdist import compression as c
 from tfdist.compression.state import State
-from tfdist.parameter_server.protocol.gradients import Gradients, Shapes
-from tfdist.parameter_server.protocol.packing import Packed, Packer, Unpacker, Whole
+from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
+from tfdist.parameter_server.protocol.packing import Packed, Packer, Unpacker, VariableSpec
 
 SHAPES = [(40, 30), (30,), (50, 4)]
 """The first one has 40 of 80 rows."""
-WHOLE = [Whole("large/kernel", (80, 30)), Whole("large/bias", (30,)), Whole("table", (50, 4))]
+WHOLE = [VariableSpec("large/kernel", (80, 30)), VariableSpec("large/bias", (30,)), VariableSpec("table", (50, 4))]
 
 
 def both(compression, dtype=np.float32, worker=0):
@@ -22,7 +22,7 @@ def both(compression, dtype=np.float32, worker=0):
 
 def gradients(shapes, seed=0):
     generator = np.random.default_rng(seed)
-    return Gradients(("dense",) * 3, [generator.normal(size=1430).astype(shapes.layout().dtypes[0])])
+    return PushedGradients(("dense",) * 3, [generator.normal(size=1430).astype(shapes.layout().dtypes[0])])
 
 
 def sent(packer, unpacker, given, step):
@@ -67,13 +67,13 @@ def test_kinds_are_mixed_and_small_ones_are_left_alone():
     layout = shapes.layout(("dense", "dense", "sparse"))
     dense = [np.ones(length, np.float32) for length in layout.lengths]
     rows = np.full((2, 4), 5, np.float32), np.array([7, 7])
-    packed, found = sent(packer, unpacker, Gradients(("dense", "dense", "sparse"), dense, {2: rows}), 0)
+    packed, found = sent(packer, unpacker, PushedGradients(("dense", "dense", "sparse"), dense, {2: rows}), 0)
     assert packed.kinds == ("packed", "dense", "sparse")
     assert sum(array.nbytes for array in packed.arrays()) < 2000
     assert found.kinds == ("dense", "dense", "sparse")
     np.testing.assert_allclose(found.vectors[0], 1, rtol=1e-2)
     np.testing.assert_array_equal(found.sparse[2][0], rows[0])
-    none = Gradients(("none", "dense", "none"), [np.ones(30, np.float32)])
+    none = PushedGradients(("none", "dense", "none"), [np.ones(30, np.float32)])
     assert packer.packed(none, 1) is none
     assert unpacker.received(none.kinds, none.arrays(), 1).kinds == none.kinds
 
@@ -81,7 +81,7 @@ def test_kinds_are_mixed_and_small_ones_are_left_alone():
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float64, np.int32])
 def test_other_dtypes(dtype):
     packer, unpacker, _ = both(c.Float16(), dtype)
-    given = Gradients(("dense",) * 3, [np.ones(1430, dtype)])
+    given = PushedGradients(("dense",) * 3, [np.ones(1430, dtype)])
     packed, found = sent(packer, unpacker, given, 0)
     assert isinstance(packed, Packed) == (dtype != np.int32)
     assert found.vectors[0].dtype == dtype
@@ -113,7 +113,7 @@ def test_what_cannot_be_decoded_is_told():
     with pytest.raises(ValueError, match="1 arrays of 3 gradients"):
         unpacker.received(packed.kinds, packed.rest[:1], 0)
     with pytest.raises(ValueError, match="was started without compression"):
-        Gradients.received(packed.kinds, packed.rest, shapes)
+        PushedGradients.received(packed.kinds, packed.rest, shapes)
 
 
 @pytest.mark.parametrize("choice", [c.FewerWorkers(1), c.DeepGradientCompression(0.1, momentum=0.9)])

@@ -1,4 +1,4 @@
-from tfdist.parameter_server.protocol.report import ModelReport, WorkerReport, together
+from tfdist.parameter_server.protocol.report import ModelReport, WorkerReport, merge_reports
 
 
 def test_the_shards_of_a_model_are_one_model():
@@ -8,7 +8,7 @@ def test_the_shards_of_a_model_are_one_model():
         (WorkerReport(0, True, True, 4, 4, 0, 1.5), WorkerReport(2, False, False, 0, 3, 1, 0.0)),
     )
     second = ModelReport("Adam-1", 0, 1, 50, 6, 500, 900, {0: 6}, (WorkerReport(0, True, False, 3, 3, 0, 0.25),))
-    assert together([first, second]) == ModelReport(
+    assert merge_reports([first, second]) == ModelReport(
         *("Adam-1", 0, 4, 150, 7, 1500, 2900, {0: 5, 2: 2}),
         (WorkerReport(0, True, True, 4, 4, 0, 1.75), WorkerReport(2, False, False, 0, 3, 1, 0.0)),
     )

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from tfdist.parameter_server.protocol.sharding import Part, Variable, deal
+from tfdist.parameter_server.protocol.sharding import Part, Variable, assign_shards
 
 MIB = 1 << 20
 
@@ -30,7 +30,7 @@ def covered(dealing, variables):
 )
 def test_every_row_is_on_one_server(shapes, servers):
     variables = [Variable(shape, 4) for shape in shapes]
-    dealing = deal(variables, servers)
+    dealing = assign_shards(variables, servers)
     assert covered(dealing, variables) == [list(range(shape[0] if shape else 1)) for shape in shapes]
     assert len(dealing.shards) == len(dealing.nbytes) == servers
     assert sum(dealing.nbytes) == sum(variable.nbytes for variable in variables)
@@ -45,13 +45,13 @@ def test_every_row_is_on_one_server(shapes, servers):
 
 
 def test_one_server_holds_all_of_it():
-    dealing = deal([Variable((5, 3), 4), Variable((), 4)], 1)
+    dealing = assign_shards([Variable((5, 3), 4), Variable((), 4)], 1)
     assert dealing.shards == ((Part(0, 0, 5), Part(1, 0, 1)),)
     assert dealing.imbalance == 1.0
 
 
 def test_a_large_variable_is_split_by_rows():
-    dealing = deal([Variable((1001, 1024), 4), Variable((1024,), 4)], 2)
+    dealing = assign_shards([Variable((1001, 1024), 4), Variable((1024,), 4)], 2)
     assert dealing.shards[0][0] == Part(0, 0, 500)
     assert dealing.shards[1][0] == Part(0, 500, 1001)
     assert dealing.shards[0][1] == Part(1, 0, 1024), "on the server that has less by then"
@@ -59,20 +59,20 @@ def test_a_large_variable_is_split_by_rows():
 
 
 def test_what_may_not_be_split_stays_whole():
-    dealing = deal([Variable((1000, 1024), 4, splits=False), Variable((1000, 1000), 4)], 2)
+    dealing = assign_shards([Variable((1000, 1024), 4, splits=False), Variable((1000, 1000), 4)], 2)
     assert sorted(len(shard) for shard in dealing.shards) == [1, 2]
     assert any(part == Part(0, 0, 1000) for part in itertools.chain.from_iterable(dealing.shards))
 
 
 def test_small_variables_stay_whole():
-    dealing = deal([Variable((100,), 4)] * 10, 2)
+    dealing = assign_shards([Variable((100,), 4)] * 10, 2)
     assert all((part.begin, part.end) == (0, 100) for part in itertools.chain.from_iterable(dealing.shards))
     assert dealing.imbalance == 1.0
 
 
 def test_fewer_rows_than_servers():
     variables = [Variable((2, MIB), 4)]
-    dealing = deal(variables, 3)
+    dealing = assign_shards(variables, 3)
     assert sorted(dealing.nbytes) == [0, 0, 8 * MIB]
     assert dealing.imbalance == 3.0
 
@@ -80,10 +80,10 @@ def test_fewer_rows_than_servers():
 def test_within_four_thirds_of_the_best():
     """Graham's bound, on sizes that whole variables could fill evenly."""
     sizes = [7, 7, 6, 6, 5, 5, 4, 4, 4]
-    dealing = deal([Variable((size,), 1) for size in sizes], 3)
+    dealing = assign_shards([Variable((size,), 1) for size in sizes], 3)
     assert max(dealing.nbytes) <= 4 / 3 * sum(sizes) / 3
 
 
 def test_variables_need_a_server():
     with pytest.raises(ValueError, match="at least one server; got 0"):
-        deal([Variable((3,), 4)], 0)
+        assign_shards([Variable((3,), 4)], 0)

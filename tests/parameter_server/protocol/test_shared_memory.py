@@ -10,9 +10,9 @@ from tests.parameter_server.serving import DEADLINE, attach, serving
 from tests.parameter_server.worker.test_session import begin, first_values, model_of, ones
 from tfdist.parameter_server.options.synchronization import Asynchronous, SoftSync, Synchronous
 from tfdist.parameter_server.protocol import shared_memory
+from tfdist.parameter_server.protocol.anonymous_memory import MemoryLocation
 from tfdist.parameter_server.protocol.messages import Leave, Pull, Share
-from tfdist.parameter_server.protocol.nameless import Where
-from tfdist.parameter_server.protocol.shared_memory import Locator, Segment, located
+from tfdist.parameter_server.protocol.shared_memory import Locator, Segment, locator_of
 from tfdist.parameter_server.protocol.wire import InvalidMessageError
 from tfdist.parameter_server.worker.client import Connection, RefusedError
 from tfdist.parameter_server.worker.session import Session
@@ -46,7 +46,7 @@ def test_arrays_are_where_the_locator_says(pair):
             given = arrays(2 * slot + is_answer)
             frames = made.moved(slot, [b"header", *given], is_answer, number=5)
             assert len(frames) == 2
-            sent.append((located(frames), is_answer, given))
+            sent.append((locator_of(frames), is_answer, given))
     for locator, is_answer, given in sent:
         header, *found = opened.restored(locator, b"header", is_answer)
         assert header == b"header"
@@ -68,9 +68,9 @@ def test_locators_of_other_segments_are_refused(pair):
             pair[1].restored(locator, b"", is_answer=False)
     for wrong in (b"\xc1", b"\x93\x01\x00\x91\xff", b"\x91\x01"):
         with pytest.raises(InvalidMessageError, match="locator"):
-            located([b"tfsm" + wrong, b""])
-    assert located([b"tfps", b""]) is None
-    assert located([b"tfsm"]) is None
+            locator_of([b"tfsm" + wrong, b""])
+    assert locator_of([b"tfps", b""]) is None
+    assert locator_of([b"tfsm"]) is None
 
 
 def test_no_room_is_no_error():
@@ -174,7 +174,7 @@ def test_what_cannot_be_mapped_is_sent_in_frames(stack):
     server = stack.enter_context(serving())
     connection = Connection(server.address, "ps", DEADLINE)
     stack.callback(connection.close)
-    for where in (Where(os.getpid(), 1, b"0" * 16), Where(-1, -1, b"")):
+    for where in (MemoryLocation(os.getpid(), 1, b"0" * 16), MemoryLocation(-1, -1, b"")):
         with pytest.raises(RefusedError, match="cannot be mapped"):
             connection.request(lambda id, where=where: Share(id, 0, where, AREA, 1))
     assert not connection.share(0, 1 << 60, 1)

@@ -5,7 +5,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.row_policy import RowPolicy
 from tfdist.parameter_server.options.staleness import Unscaled
@@ -51,7 +51,7 @@ class Pair:
 
     def __init__(self, mode, deals=False):
         def make():
-            dealt = Deals(job="job") if deals else None
+            dealt = DealerService(job="job") if deals else None
             made = Shards(lambda model, occurrence: Shard(Ledger(mode, Unscaled(), awaited={0, 1, 2})), Tables(), dealt)
             return made
 

@@ -11,7 +11,7 @@ from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.parameter_server.protocol.messages import FROM_WORKER, Attach
 from tfdist.parameter_server.server.follower import Follower, Replica
-from tfdist.parameter_server.server.log import Log
+from tfdist.parameter_server.server.log import ReplicationLog
 from tfdist.parameter_server.server.replication_messages import (
     FROM_LEADER,
     Begin,
@@ -85,7 +85,7 @@ class Running:
         self.found = []
         self.thread = threading.Thread(target=lambda: self.found.append(self.follower.run()), daemon=True)
         self.thread.start()
-        self.log = Log()
+        self.log = ReplicationLog()
 
     def begin(self, log, done):
         log.begin(self.follower.address)

@@ -9,7 +9,7 @@ import zmq
 
 from tfdist.parameter_server.protocol.line import Line
 from tfdist.parameter_server.server import log as logs
-from tfdist.parameter_server.server.log import Log
+from tfdist.parameter_server.server.log import ReplicationLog
 from tfdist.parameter_server.server.replication_messages import FROM_FOLLOWER, FROM_LEADER, Came, Lost, Noted
 
 DEADLINE = 20_000
@@ -38,7 +38,7 @@ def pair():
         context = stack.enter_context(zmq.Context())
         other = Other(context)
         stack.callback(other.line.close)
-        log = Log()
+        log = ReplicationLog()
         stack.callback(log.close)
         log.begin(other.address)
         yield log, other, other.take()[0]
@@ -51,7 +51,7 @@ def noted(log, other, stream, number):
 
 
 def test_without_a_follower_answers_go_out_at_once():
-    log, sent = Log(), []
+    log, sent = ReplicationLog(), []
     log.hold(lambda: sent.append(1))
     log.append(Lost, 1)
     assert sent == [1]

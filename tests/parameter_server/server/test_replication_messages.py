@@ -16,8 +16,8 @@ from tfdist.parameter_server.shard.ledger import Gradient, Worker
 OF = 2**62, 3
 KEY = "Adam-1", 0
 WORKERS = {0: Worker(4, (1, 2), 7, True)}
-BOOKS = m.Books(9, (1,), (2,), WORKERS, (1, 2), ((1, 1),), {0: 8}, {0: 1}, {0: 8})
-WAITING = m.Waiting(Gradient(0, 7, (1, 2), 32.0, 1, 1.0, (0, 1)), 5, 8, None, ("dense", "sparse", "none"))
+BOOKS = m.LedgerState(9, (1,), (2,), WORKERS, (1, 2), ((1, 1),), {0: 8}, {0: 1}, {0: 8})
+WAITING = m.PendingGradients(Gradient(0, 7, (1, 2), 32.0, 1, 1.0, (0, 1)), 5, 8, None, ("dense", "sparse", "none"))
 HELD = (Held("w", 0, 3, 3, True, {"class_name": "NonNeg"}),)
 GIVEN = GiveState(1, 0, 5, "digest", 0, 0, ("a",), (b"a",), (0,))
 TABLE = AttachTable(1, 0, 5, "users", 2, "float32", InitialRows(), RowPolicy(), {"class_name": "SGD", "config": {}})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server.options.staleness import DelayCompensated
-from tfdist.parameter_server.protocol.gradients import Gradients, Shapes
+from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
 from tfdist.parameter_server.shard.delay_compensation import DelayCompensation
 
 SHAPES = [(3,), (2,), (4, 2)]
@@ -32,7 +32,7 @@ def test_dense_gradients_are_corrected(generator):
     one = compensation(rate=0.5)
     read, now, gradient = vectors(generator), vectors(generator), vectors(generator)
     one.sent(2, 7, read)
-    found = one.corrected(2, 7, Gradients(("dense",) * 3, gradient), now)
+    found = one.corrected(2, 7, PushedGradients(("dense",) * 3, gradient), now)
     np.testing.assert_allclose(found.vectors[0], expected(gradient[0], now[0], read[0], 0.5), rtol=1e-5)
 
 
@@ -43,7 +43,7 @@ def test_missing_and_sparse_ones(generator):
     rows, indices = generator.normal(size=(3, 2)).astype(FLOAT), np.array([3, 1, 3])
     dense = generator.normal(size=3).astype(FLOAT)
     one.sent(0, 1, read)
-    found = one.corrected(0, 1, Gradients(("dense", "none", "sparse"), [dense], {2: (rows, indices)}), now)
+    found = one.corrected(0, 1, PushedGradients(("dense", "none", "sparse"), [dense], {2: (rows, indices)}), now)
     np.testing.assert_allclose(found.vectors[0], expected(dense, now[0][:3], read[0][:3], 0.5), rtol=1e-5)
     values, places = found.sparse[2]
     np.testing.assert_array_equal(places, [1, 3])
@@ -58,7 +58,7 @@ def test_the_adaptive_rate(generator):
     for version in range(3):
         read, now, gradient = vectors(generator), vectors(generator), vectors(generator)
         one.sent(0, version, read)
-        found = one.corrected(0, version, Gradients(("dense",) * 3, gradient), now)
+        found = one.corrected(0, version, PushedGradients(("dense",) * 3, gradient), now)
         squares = 0.9 * squares + 0.1 * gradient[0] ** 2
         rate = 2.0 / np.sqrt(squares + 1e-7)
         np.testing.assert_allclose(found.vectors[0], expected(gradient[0], now[0], read[0], rate), rtol=1e-4)
@@ -71,9 +71,9 @@ def test_what_a_worker_has_read_is_known_by_its_version(generator):
     one.sent(0, 1, first)
     one.sent(0, 2, second)
     for version, read in ((1, first), (2, second)):
-        found = one.corrected(0, version, Gradients(("dense",) * 3, gradient), now)
+        found = one.corrected(0, version, PushedGradients(("dense",) * 3, gradient), now)
         np.testing.assert_allclose(found.vectors[0], expected(gradient[0], now[0], read[0], 0.5), rtol=1e-5)
     assert list(one._read[0]) == [2], "older ones are dropped"
     one.forget(0)
-    unknown = Gradients(("dense",) * 3, gradient)
+    unknown = PushedGradients(("dense",) * 3, gradient)
     assert one.corrected(0, 2, unknown, now) is unknown

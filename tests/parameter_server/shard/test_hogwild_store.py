@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server import Asynchronous, Unscaled
-from tfdist.parameter_server.protocol.gradients import Gradients
+from tfdist.parameter_server.protocol.gradients import PushedGradients
 from tfdist.parameter_server.protocol.hogwild_memory import PLACES, Memory, Writer
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.shard.hogwild_store import MemoryStore
@@ -41,9 +41,9 @@ def test_a_worker_changes_what_the_server_has():
 def test_pushes_of_other_machines_are_added():
     store = made()
     writer = writer_of(store, 0)
-    store.update(Gradients(("dense", "dense"), [np.full(9, -1, np.float32)]))
+    store.update(PushedGradients(("dense", "dense"), [np.full(9, -1, np.float32)]))
     sparse = {0: (np.full((3, 2), -1, np.float32), np.array([1, 1, 2]))}
-    store.update(Gradients(("sparse", "dense"), [np.zeros(1, np.float32)], sparse))
+    store.update(PushedGradients(("sparse", "dense"), [np.zeros(1, np.float32)], sparse))
     np.testing.assert_array_equal(store.vectors()[0], [1, 2, 5, 6, 6, 7, 7, 8, 2])
     assert store.iterations == 2
     assert writer.changed_by_others([0]) == {0: None}

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.sweeps import some
-from tfdist.parameter_server.protocol.gradients import Gradients
+from tfdist.parameter_server.protocol.gradients import PushedGradients
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.shard.store import Store
 
@@ -46,7 +46,7 @@ def gradients(store, step, named, kinds=KINDS):
         if kinds[place] == "sparse":
             indices = np.array([row for row in named if row < SHAPES[place][0]], np.int64)
             sparse[place] = arrays[place][indices], indices
-    return Gradients(kinds, store.shapes.layout(kinds).vectors(arrays), sparse), arrays
+    return PushedGradients(kinds, store.shapes.layout(kinds).vectors(arrays), sparse), arrays
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_lazy_adam_by_its_definition():
         indices = generator.integers(0, 12, 5)  # some of them twice
         rows = generator.normal(size=(5, 3)).astype("float32")
         kinds = ("sparse", "none", "none", "none")
-        store.update(Gradients(kinds, [], {0: (rows, indices)}))
+        store.update(PushedGradients(kinds, [], {0: (rows, indices)}))
         sums = np.zeros((12, 3))
         np.add.at(sums, indices, rows)
         for row in set(indices.tolist()):
@@ -121,7 +121,9 @@ def test_lazy_adam_by_its_definition():
 def test_learning_rates_are_the_chiefs():
     store = store_of(K.SGD(1.0, momentum=0.5))
     store.set_learning_rate(0.25)
-    store.update(Gradients(("sparse", "none", "none", "none"), [], {0: (np.ones((1, 3), np.float32), np.array([2]))}))
+    store.update(
+        PushedGradients(("sparse", "none", "none", "none"), [], {0: (np.ones((1, 3), np.float32), np.array([2]))})
+    )
     np.testing.assert_allclose(store.state().values[0][2], values()[0][2] - 0.25, rtol=1e-6)
 
 
@@ -131,7 +133,7 @@ def test_exact_optimizers_stay_exact():
     variable = keras.Variable(values()[0])
     alone.build([variable])
     rows, indices = np.ones((3, 3), np.float32), np.array([2, 2, 1])
-    store.update(Gradients(("sparse", "none", "none", "none"), [], {0: (rows, indices)}))
+    store.update(PushedGradients(("sparse", "none", "none", "none"), [], {0: (rows, indices)}))
     alone.apply([tf.IndexedSlices(tf.constant(rows), tf.constant(indices), tf.constant(SHAPES[0]))], [variable])
     np.testing.assert_allclose(store.state().values[0], variable.numpy(), rtol=1e-6)
 

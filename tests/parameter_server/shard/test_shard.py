@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.options.staleness import DelayCompensated, DropBeyond, Unscaled
 from tfdist.parameter_server.options.synchronization import (
     Asynchronous,
@@ -441,7 +441,7 @@ class Dealing(Talk):
 
     def __init__(self, mode=Asynchronous(), workers=1, batches=9, policy=None, **options):  # noqa: B008
         super().__init__(mode, workers, **options)
-        self.deals = self.shard.tickets.deals = Deals()
+        self.deals = self.shard.tickets.deals = DealerService()
         self.deals.when_idle_changes = self.shard.set_idle
         if policy is not None:
             self.shard.ledger.policy = policy

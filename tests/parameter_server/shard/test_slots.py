@@ -24,7 +24,7 @@ def test_slots_and_the_variables_that_they_belong_to(name, is_built):
     optimizer, made = getattr(keras.optimizers, name)(0.1, use_ema=True), variables()
     if is_built:
         optimizer.build(made)
-    found = slots.of_built(optimizer, made) if is_built else slots.build(optimizer, made)
+    found = slots.slots_of_built(optimizer, made) if is_built else slots.build(optimizer, made)
     for place in range(2):
         own = [slot for slot in found if slot.variable == place]
         assert [slot.name for slot in own] == ["average", *NAMES[name]]

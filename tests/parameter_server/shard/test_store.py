@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.sweeps import some
-from tfdist.parameter_server.protocol.gradients import Gradients, weighted_sum
+from tfdist.parameter_server.protocol.gradients import PushedGradients, weighted_sum
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.shard.store import Store, is_elementwise
 
@@ -34,7 +34,7 @@ def store_of(optimizer, described=None, state=None):
 
 
 def pushed(store, arrays, kinds=ALL, sparse=None):
-    return Gradients(kinds, store.shapes.layout(kinds).vectors(arrays), sparse or {})
+    return PushedGradients(kinds, store.shapes.layout(kinds).vectors(arrays), sparse or {})
 
 
 def arrays(store):
@@ -221,7 +221,7 @@ def test_vectors_of_several_dtypes():
     store = store_of(keras.optimizers.SGD(1.0), described, State(mixed))
     assert [vector.dtype.name for vector in store.vectors()] == ["float32", "float64"]
     kinds = ("dense",) * 3
-    store.update(Gradients(kinds, store.shapes.layout(kinds).vectors(mixed)))
+    store.update(PushedGradients(kinds, store.shapes.layout(kinds).vectors(mixed)))
     for value in arrays(store):
         np.testing.assert_array_equal(value, np.zeros_like(value))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.options.staleness import DropBeyond, Unscaled
 from tfdist.parameter_server.options.synchronization import Asynchronous, Synchronous
 from tfdist.parameter_server.protocol.dealing import BeginEpoch, Take
@@ -19,7 +19,7 @@ class Talk:
     """Workers 0 and 1, and the batches of an epoch."""
 
     def __init__(self, mode=Asynchronous(), policy=Unscaled()):  # noqa: B008
-        self.tickets = Tickets(Ledger(mode, policy), Deals())
+        self.tickets = Tickets(Ledger(mode, policy), DealerService())
         self.answers = []
         for worker in (0, 1):
             self.tickets.ledger.enter(worker)

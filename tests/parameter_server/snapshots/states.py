@@ -5,7 +5,7 @@ import functools
 import ml_dtypes
 import numpy as np
 
-from tfdist.parameter_server.protocol.sharding import Variable, deal
+from tfdist.parameter_server.protocol.sharding import Variable, assign_shards
 from tfdist.parameter_server.snapshots.state import PartState, ShardState
 
 DIGEST = "0123456789abcdef"
@@ -39,10 +39,10 @@ def model(version):
 
 
 def rows_of(server, servers):
-    """The rows that `deal` gives to a server."""
+    """The rows that `assign_shards` gives to a server."""
     paths = list(SHAPES)
     variables = [Variable(SHAPES[path], dtype_of(path).itemsize) for path in paths]
-    return [(paths[part.variable], part.begin, part.end) for part in deal(variables, servers).shards[server]]
+    return [(paths[part.variable], part.begin, part.end) for part in assign_shards(variables, servers).shards[server]]
 
 
 def parts_of(version, rows):

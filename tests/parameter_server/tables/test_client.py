@@ -13,14 +13,14 @@ from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.key_hash import server_of
 from tfdist.parameter_server.options.row_policy import RowPolicy
 from tfdist.parameter_server.protocol.tables import ExportTable
-from tfdist.parameter_server.tables.client import Form, InProcess, Line, TableClient
+from tfdist.parameter_server.tables.client import InProcess, TableClient, TableConnections, TableSpec
 from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.parameter_server.tables.snapshots import TableSnapshots
 from tfdist.parameter_server.tables.tables import Tables
 from tfdist.parameter_server.worker.client import RefusedError
 
 DIM = 3
-FORM = Form(DIM, InitialRows(seed=4), RowPolicy())
+FORM = TableSpec(DIM, InitialRows(seed=4), RowPolicy())
 ADAGRAD = keras.optimizers.serialize(keras.optimizers.Adagrad(0.1))
 KEYS = np.arange(-20, 20, dtype=np.int64) ** 5
 
@@ -30,7 +30,7 @@ def gradients(keys, seed=0):
 
 
 def of_process(form=FORM):
-    return TableClient(Line([InProcess()]), "users", form)
+    return TableClient(TableConnections([InProcess()]), "users", form)
 
 
 @contextlib.contextmanager
@@ -39,7 +39,10 @@ def on_servers(count=2, workers=1, form=FORM, cache=None):
         servers = [stack.enter_context(serving()) for _ in range(count)]
         yield [
             TableClient(
-                Line([stack.enter_context(connected(server)) for server in servers], worker), "users", form, cache
+                TableConnections([stack.enter_context(connected(server)) for server in servers], worker),
+                "users",
+                form,
+                cache,
             )
             for worker in range(workers)
         ]
@@ -97,7 +100,7 @@ def test_a_lookup_before_the_optimizer_is_known_makes_rows_too():
 
 def test_a_server_that_was_started_again_is_told_of_the_table_again():
     with serving() as first, connected(first) as connection:
-        table = TableClient(Line([connection]), "users", FORM)
+        table = TableClient(TableConnections([connection]), "users", FORM)
         train(table)
         first._shards.tables = Tables()  # as after a start
         table.lookup(KEYS, create=True)
@@ -110,7 +113,7 @@ def test_a_server_goes_on_from_its_snapshot(tmp_path):
     make = functools.partial(TableSnapshots, tmp_path, server=0, servers=1, seconds=60)
     with contextlib.ExitStack() as stack:
         with serving(tables=Tables(make)) as first:
-            table = TableClient(Line([stack.enter_context(connected(first))]), "users", FORM)
+            table = TableClient(TableConnections([stack.enter_context(connected(first))]), "users", FORM)
             train(table)
         with serving(address=first.address, tables=Tables(make)):
             for found, array in zip(train(table, steps=range(4, 8)), expected, strict=True):
@@ -120,7 +123,7 @@ def test_a_server_goes_on_from_its_snapshot(tmp_path):
 def test_snapshots_are_taken_while_the_server_runs(tmp_path):
     make = functools.partial(TableSnapshots, tmp_path, server=0, servers=1, seconds=0.05)
     with serving(tables=Tables(make)) as server, connected(server) as connection:
-        table = TableClient(Line([connection]), "users", FORM)
+        table = TableClient(TableConnections([connection]), "users", FORM)
         keys, _ = train(table)
         end = time.monotonic() + DEADLINE
         while (found := make("users").find()) is None or len(found.states[0]["keys"]) < len(keys):
@@ -129,13 +132,13 @@ def test_snapshots_are_taken_while_the_server_runs(tmp_path):
 
 
 def test_a_refusal_is_raised_and_kept():
-    line = Line([InProcess()])
+    line = TableConnections([InProcess()])
     table = TableClient(line, "users", FORM)
     with pytest.raises(RefusedError, match="by which optimizer") as raised:
         table.update(KEYS, gradients(KEYS))
     assert line.failure is raised.value
     with pytest.raises(RefusedError, match="dim 3"):
-        TableClient(line, "users", Form(4, FORM.initial, FORM.policy)).export()
+        TableClient(line, "users", TableSpec(4, FORM.initial, FORM.policy)).export()
 
 
 def test_the_chief_loads_and_others_do_not():

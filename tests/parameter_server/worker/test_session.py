@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.parameter_server.serving import DEADLINE, serving
-from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs, number_of
 from tfdist.parameter_server.dealing.plan import Plan
 from tfdist.parameter_server.options.synchronization import Asynchronous, BoundedStaleness, Synchronous
-from tfdist.parameter_server.protocol.gradients import Gradients
+from tfdist.parameter_server.protocol.gradients import PushedGradients
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.worker.client import Connection, RefusedError
 from tfdist.parameter_server.worker.model import Model
@@ -41,7 +41,7 @@ def pushed(session, arrays):
     """By server, the gradients of its parts: of arrays, one for each variable."""
     model = session._model
     return [
-        Gradients(("dense",) * len(parts), shapes.layout().vectors(model.part_of(server, State(arrays)).values))
+        PushedGradients(("dense",) * len(parts), shapes.layout().vectors(model.part_of(server, State(arrays)).values))
         for server, (parts, shapes) in enumerate(zip(model.dealing.shards, model.shapes, strict=True))
     ]
 
@@ -313,7 +313,9 @@ BATCHES, EPOCHS = 7, 6
 def sharing(mode, workers, servers=2, prefetch=0):
     """Sessions whose first server deals batches; yields them, each worker's epochs, and the servers."""
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(serving(mode, deals=None if number else Deals())) for number in range(servers)]
+        running = [
+            stack.enter_context(serving(mode, deals=None if number else DealerService())) for number in range(servers)
+        ]
         made = stack.enter_context(sessions(mode, workers, servers, prefetch, running))
         epochs = []
         for worker, session in enumerate(made):

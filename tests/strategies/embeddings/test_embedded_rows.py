@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.row_policy import RowPolicy
-from tfdist.parameter_server.tables.client import Form, InProcess, Line, TableClient
+from tfdist.parameter_server.tables.client import InProcess, TableClient, TableConnections, TableSpec
 from tfdist.strategies.embeddings.embedded_rows import EmbeddedRows, rows_of
 
 DIM = 2
@@ -18,7 +18,7 @@ INITIAL = InitialRows(seed=3)
 
 
 def made(optimizer=None):
-    table = TableClient(Line([InProcess()]), "rows", Form(DIM, INITIAL, RowPolicy()))
+    table = TableClient(TableConnections([InProcess()]), "rows", TableSpec(DIM, INITIAL, RowPolicy()))
     rows = EmbeddedRows(table, optimizer)
     anchor = keras.Variable(np.zeros((0, DIM), np.float32))
     rows.put_behind(anchor)

@@ -36,7 +36,7 @@ def test_who_writes_keeps_what_writes(ranks, tmp_path, compression):
 @pytest.mark.parametrize("given", [None, [], keras.callbacks.Callback(), [[keras.callbacks.Callback()]]])
 def test_callbacks_as_keras_takes_them(ranks, given):
     found = keras_callbacks.adapt(given, model_of(Ranked(ranks(1).groups[0])))
-    assert isinstance(found[-1], keras_epochs.Together)
+    assert isinstance(found[-1], keras_epochs.EpochSynchronization)
     assert [type(callback) for callback in found[:-1]] == [keras.callbacks.Callback] * bool(given)
 
 
@@ -45,7 +45,7 @@ def test_a_callback_list_stays_the_users(ranks):
     model = model_in(strategy)
     given = keras.callbacks.CallbackList([keras.callbacks.EarlyStopping()], model=model)
     assert keras_callbacks.adapt(given, model_of(strategy)) is given
-    assert isinstance(given.callbacks[-1], keras_epochs.Together)
+    assert isinstance(given.callbacks[-1], keras_epochs.EpochSynchronization)
     assert given.callbacks[-1].model is model
 
 

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import Ranked, in_step, on_ranks
-from tfdist.strategies.keras.keras_losses import noting_divisors, of_part, scale_summed_loss
+from tfdist.strategies.keras.keras_losses import micro_batch_losses, noting_divisors, scale_summed_loss
 
 rng = np.random.default_rng(0)
 Y, P = rng.normal(size=(2, 7, 5, 2)).astype(np.float32)
@@ -79,7 +79,7 @@ def test_parts_of_shares_make_up_the_loss_of_the_whole_batch(ranks, sizes, reduc
         for part in (slice(0, 1), slice(1, rows)):
             weight = len(range(rows)[part]) / rows
             if weight:
-                with of_part(divisors, tf.constant(weight, tf.float64)):
+                with micro_batch_losses(divisors, tf.constant(weight, tf.float64)):
                     total += loss(share(Y)[part], share(P)[part], share(WEIGHTS)[part]) * weight
         return total
 

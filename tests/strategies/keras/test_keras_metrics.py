@@ -198,7 +198,7 @@ def test_a_step_tells_how_a_variable_is_updated(ranks, caplog, name):
             with noted.noted():
                 update(variable, x)
             assigned.extend(noted.values[id(variable)])
-            keras_metrics.learn(variable, assigned)
+            keras_metrics.infer_merge_rule(variable, assigned)
 
         in_step(strategy, 1, 1, replica)
 

@@ -144,7 +144,7 @@ def test_what_a_loop_assigns_stays(ranks):
         return loss, model.get_weights()
 
     expected = built().evaluate(X, Y, verbose=0)[0]
-    for loss, weights in on_ranks(ranks, work, rule=lambda: Elastic(0.9).begun(2, delay=0)):
+    for loss, weights in on_ranks(ranks, work, rule=lambda: Elastic(0.9).for_fragment(2, delay=0)):
         assert loss == pytest.approx(expected)
         np.testing.assert_array_equal(weights[0], START[0])
 

@@ -11,7 +11,7 @@ from tfdist.engine.engine import Engine
 from tfdist.engine.group import Group
 from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rules import Averaging
-from tfdist.quorum.course import Quorums
+from tfdist.quorum.course import QuorumRoundsFactory
 from tfdist.strategies.keras import keras_seams
 from tfdist.strategies.rounds.quorum_extended import QuorumExtended
 
@@ -24,7 +24,7 @@ class Meets(tf.distribute.Strategy):
     def __init__(self, members):
         keras_seams.install()
         self.engine = Engine(LocalWorld(1).communicator(0), None, Timeouts())
-        courses = Quorums(members, Every(2), Averaging, None, "")
+        courses = QuorumRoundsFactory(members, Every(2), Averaging, None, "")
         super().__init__(QuorumExtended(self, Group(self.engine), ["CPU:0"], courses, members.task, 2))
         self.rank = members.task
 

@@ -42,7 +42,7 @@ def test_variables_of_optimizers(ranks):
             model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
             model.optimizer.build(model.trainable_variables)
         extended = strategy.extended
-        own = {id(one) for one in extended.of_each(model)}
+        own = {id(one) for one in extended.per_process_variables(model)}
         averages = extended.moving_averages(model)
         assert len(averages) == 2
         assert all(id(one) in own for one in (*averages, *model.optimizer.variables, *inner.variables))

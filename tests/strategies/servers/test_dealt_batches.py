@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.servers.dealt_batches import components, dataset, of_components
+from tfdist.strategies.servers.dealt_batches import components, dataset, pack_components
 from tfdist.strategies.servers.random_access import source_of
 
 ROWS = 10
@@ -83,7 +83,7 @@ def test_parts_consist_of_tensors(part):
     spec = tf.type_spec_from_value(part)
     found = tf.nest.flatten(part, expand_composites=True)
     assert len(found) == len(components(spec))
-    again = of_components(spec, found)
+    again = pack_components(spec, found)
     assert type(again) is type(part)
     for one, other in zip(tf.nest.flatten(again, expand_composites=True), found, strict=True):
         np.testing.assert_array_equal(one, other)

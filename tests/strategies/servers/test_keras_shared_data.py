@@ -270,7 +270,7 @@ def test_own_data_are_not_shared():
         models = [counting_model(strategy) for strategy in strategies]
         for model in models:
             fit(model)
-            assert keras_shared_data.of(model) is None
+            assert keras_shared_data.shared_by(model) is None
         assert pushes(*models) == [BATCHES, BATCHES]
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.errors import ClusterSpecError
 from tfdist.parameter_server import BoundedStaleness, Gradients, LocalSteps, PerHost
 from tfdist.parameter_server.options.arguments import Arguments
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.servers import parameter_server
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
@@ -56,7 +56,7 @@ def test_tensorflows_coordinator_leads_to_fit():
 def test_without_servers_no_seam_is_at_work():
     strategy = ParameterServerStrategy()
     assert (strategy.rank, strategy.size) == (0, 1)
-    assert at_work.of_strategy(strategy, UpdatesOnServers) is None
+    assert current_strategy.of_strategy(strategy, UpdatesOnServers) is None
     assert strategy.cluster_resolver.cluster_spec().as_dict() == {}
 
 
@@ -97,7 +97,7 @@ def test_a_hierarchy_without_servers_of_hosts(monkeypatch):
 
 
 def test_a_process_alone_needs_no_servers_of_hosts():
-    assert at_work.of_strategy(ParameterServerStrategy(servers=PerHost()), UpdatesOnServers) is None
+    assert current_strategy.of_strategy(ParameterServerStrategy(servers=PerHost()), UpdatesOnServers) is None
 
 
 class Extended(parameter_server.OneDevice):

@@ -15,10 +15,10 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.row_policy import RowPolicy
-from tfdist.parameter_server.tables.client import Form
+from tfdist.parameter_server.tables.client import TableSpec
 from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.strategies.embeddings.dynamic_embedding import DynamicEmbedding
-from tfdist.strategies.servers.server_tables import Servers, ServerTables
+from tfdist.strategies.servers.server_tables import ServerConnections, ServerTables
 
 DIM, SAMPLES = 3, 23
 INITIAL = InitialRows("normal", 0.5, seed=5)
@@ -53,7 +53,7 @@ def servers_of(running, worker, workers=2):
     tasks = [SimpleNamespace(job="worker", index=index) for index in range(workers)]
     tasks += [SimpleNamespace(job="ps", index=index) for index in range(len(running))]
     member = SimpleNamespace(cluster=SimpleNamespace(tasks=tasks), control=Control(worker, running))
-    return Servers(member, Timeouts(heartbeat=DEADLINE))
+    return ServerConnections(member, Timeouts(heartbeat=DEADLINE))
 
 
 @contextlib.contextmanager
@@ -203,7 +203,7 @@ def test_workers_that_update_together_keep_no_rows(ranks):
         on_both(work)
 
 
-FORM = Form(DIM, INITIAL, RowPolicy())
+FORM = TableSpec(DIM, INITIAL, RowPolicy())
 KEYS = np.array([1, 2], np.int64)
 
 

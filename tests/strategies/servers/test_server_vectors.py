@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.parameter_server.worker.model import Model
-from tfdist.strategies.servers.server_vectors import Answered, given_to, kinds_of
+from tfdist.strategies.servers.server_vectors import PushAnswerLayout, kinds_of, tensors_for_server
 
 SHAPES = [(600, 150), (3,), (500, 2), ()]
 """The first is split over servers."""
@@ -32,8 +32,8 @@ def test_values_come_back(servers, in_graph):
     model, found = model_of(servers), variables()
 
     def there_and_back(given):
-        vectors = [one for server in range(servers) for one in given_to(server, given, model)]
-        answered = Answered(kinds_of(given, model), model)
+        vectors = [one for server in range(servers) for one in tensors_for_server(server, given, model)]
+        answered = PushAnswerLayout(kinds_of(given, model), model)
         assert [vector.dtype for vector in vectors] == answered.dtypes
         answered.assign_to(found, vectors)
 
@@ -50,7 +50,7 @@ def test_rows_go_to_the_server_that_has_them():
     for server, places in enumerate(([0, 2], [1])):
         assert kinds[server][0] == "sparse"
         assert set(kinds[server][1:]) <= {"none"}
-        own, indices = given_to(server, gradients, model)
+        own, indices = tensors_for_server(server, gradients, model)
         np.testing.assert_array_equal(own, rows.numpy()[places])
         assert indices.numpy().tolist() == [[299, 299], [0]][server]
 
@@ -68,8 +68,8 @@ def test_rows_are_scattered(in_graph):
     ]
 
     def scatter():
-        tensors = [one for server in range(2) for one in given_to(server, given, model)]
-        Answered(kinds_of(given, model), model).assign_to(found, tensors)
+        tensors = [one for server in range(2) for one in tensors_for_server(server, given, model)]
+        PushAnswerLayout(kinds_of(given, model), model).assign_to(found, tensors)
 
     (tf.function(scatter) if in_graph else scatter)()
     for variable, expected in zip(found, given, strict=True):

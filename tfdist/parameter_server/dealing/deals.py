@@ -44,7 +44,7 @@ class _Parked:
     answer: Answer
 
 
-class Deals:
+class DealerService:
     """A job's dealer with the requests that wait for it, for one thread.
 
     A batch that a stream has brought is kept until it is committed. The worker with the stream may die and come back,

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.dealing.bringing import Bringer, Stream
 from tfdist.parameter_server.dealing.plan import Plan, order
+from tfdist.parameter_server.dealing.stream_reader import Stream, StreamReader
 from tfdist.parameter_server.protocol.dealing import (
     BeginEpoch,
     Dealt,
@@ -90,7 +90,7 @@ class SharedEpochs:
             self._bringer = None
             if stream is not None:
                 of = worker, self._incarnation, fit
-                self._bringer = Bringer(connect(), stream, *of, begun=self._begun)
+                self._bringer = StreamReader(connect(), stream, *of, begun=self._begun)
             stack.pop_all()
 
     def begin(self, epoch: int) -> None:

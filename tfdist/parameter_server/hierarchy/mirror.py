@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.parameter_server.protocol.changes import Changes, Edition
-from tfdist.parameter_server.protocol.gradients import Gradients, Kind, Shapes
+from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Shapes
 from tfdist.parameter_server.protocol.state import Held
 
 
@@ -61,10 +61,10 @@ class Mirror:
         """Returns the values, one array for each variable."""
         return list(self.shapes.layout().arrays(self._vectors).values())
 
-    def since(self, edition: Edition | None = None, places: Collection[int] = ()) -> Gradients:
+    def since(self, edition: Edition | None = None, places: Collection[int] = ()) -> PushedGradients:
         """Returns all values, whatever edition the receiver has: on one host, bytes are cheap."""
         dense: Kind = "dense"
-        return Gradients((dense,) * len(self.held), self._vectors)
+        return PushedGradients((dense,) * len(self.held), self._vectors)
 
     def set_learning_rate(self, value: float) -> None:
         """Keeps the learning rate for the next push.

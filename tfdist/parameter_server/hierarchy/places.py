@@ -12,7 +12,7 @@ from tfdist.parameter_server.protocol.programs import CHIEF
 
 
 @dataclass(frozen=True)
-class Places:
+class HierarchyRoles:
     """The tasks of a cluster by their role in the hierarchy. Tasks are given by number.
 
     Attributes:
@@ -43,7 +43,7 @@ class Places:
         return CHIEF if server is None else server
 
 
-def places_of(tasks: Sequence[Task], hierarchy: PerHost | None) -> Places:
+def places_of(tasks: Sequence[Task], hierarchy: PerHost | None) -> HierarchyRoles:
     """Returns the roles of a cluster's tasks in the hierarchy.
 
     Args:
@@ -57,7 +57,7 @@ def places_of(tasks: Sequence[Task], hierarchy: PerHost | None) -> Places:
     servers = [number for number, task in enumerate(tasks) if task.job == "ps"]
     training = [number for number, task in enumerate(tasks) if task.job in TRAINING_JOBS]
     if hierarchy is None:
-        return Places(tuple(servers), {}, frozenset(training))
+        return HierarchyRoles(tuple(servers), {}, frozenset(training))
     roots, rest = servers[: hierarchy.roots], servers[hierarchy.roots :]
     if not rest:
         raise ClusterSpecError(
@@ -83,7 +83,7 @@ def places_of(tasks: Sequence[Task], hierarchy: PerHost | None) -> Places:
                 f"{hierarchy}, as the first of the job are roots."
             )
     joined = {number for own in workers.values() for number in own}
-    return Places(tuple(roots), workers, frozenset({*workers, *(set(training) - joined)}))
+    return HierarchyRoles(tuple(roots), workers, frozenset({*workers, *(set(training) - joined)}))
 
 
 def _host(task: Task) -> str:

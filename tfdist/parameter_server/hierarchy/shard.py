@@ -14,10 +14,10 @@ import numpy as np
 
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.dealing.deals import Answer
-from tfdist.parameter_server.hierarchy.dealt import dealt
 from tfdist.parameter_server.hierarchy.mirror import Mirror
+from tfdist.parameter_server.hierarchy.splitting import split_by_root
 from tfdist.parameter_server.hierarchy.uplink import Connect, Post, Uplink
-from tfdist.parameter_server.protocol.gradients import Gradients, Shapes, weighted_sum
+from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes, weighted_sum
 from tfdist.parameter_server.protocol.messages import (
     Attach,
     Create,
@@ -46,7 +46,7 @@ Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Above:
+class RootAccess:
     """A host's server's access to the roots.
 
     Attributes:
@@ -95,7 +95,7 @@ class HostShard(Shard):
         above: access to the roots.
     """
 
-    above: Above = field(kw_only=True)
+    above: RootAccess = field(kw_only=True)
     store: Any = None
     _begun: Attach | None = None
     _model: Model | None = None
@@ -289,7 +289,7 @@ class HostShard(Shard):
             self.ledger.version -= 1  # the roots count the updates
             pushed = [self.pushed.pop(id(one)) for one in due]
             shapes, model, rate = self.store.shapes, self._model, self.store.rate
-            joined = dealt(weighted_sum([one.gradients for one in pushed], weights(due), shapes), shapes, model)
+            joined = split_by_root(weighted_sum([one.gradients for one in pushed], weights(due), shapes), shapes, model)
             parts = tuple((*one.source, known.sequence) for one, known in zip(pushed, due, strict=True))
             in_flight = {(worker, sequence) for worker, _, sequence in parts}
             self._in_flight |= in_flight
@@ -405,7 +405,7 @@ def _explained(error: Exception) -> str:
 
 def _stepped(
     shapes: Shapes,
-    joined: list[Gradients],
+    joined: list[PushedGradients],
     samples: float,
     rate: float | None,
     read: int,

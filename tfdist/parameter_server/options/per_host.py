@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tfdist.parameter_server.options.servers import KeepsSnapshots
+from tfdist.parameter_server.options.servers import SnapshotOptions
 from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import SoftSync, Synchronization
 
 
 @dataclass(frozen=True, repr=False)
-class PerHost(KeepsSnapshots):
+class PerHost(SnapshotOptions):
     """A server on each host joins the gradients of the host's workers, and pushes them to the root servers as one.
 
     The first ``roots`` tasks of the job ``ps`` are the roots: they have the variables and the optimizer. Each further

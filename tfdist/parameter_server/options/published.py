@@ -87,7 +87,7 @@ class Options(msgspec.Struct, frozen=True):
         )
 
 
-def of(arguments: Arguments) -> Options:
+def describe(arguments: Arguments) -> Options:
     """Describes the arguments of a strategy as text.
 
     Args:
@@ -101,7 +101,7 @@ def of(arguments: Arguments) -> Options:
         data=arguments.data,
         snapshots=None if servers.snapshots is None else os.fspath(servers.snapshots),
         snapshot_seconds=servers.snapshot_seconds,
-        own=tuple(name for name, value in values.items() if not _is_tfdists(value)),
+        own=tuple(name for name, value in values.items() if not _is_library_class(value)),
     )
 
 
@@ -137,7 +137,7 @@ def check_equal(own: Options, other: Options, task: str) -> None:
             )
 
 
-def _is_tfdists(value: Any) -> bool:
+def _is_library_class(value: Any) -> bool:
     try:
         return _is_same(read(repr(value), _KNOWN), value)
     except ExpressionError:

@@ -9,7 +9,7 @@ from tfdist.parameter_server.options.concise import Concise
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class KeepsSnapshots(Concise):
+class SnapshotOptions(Concise):
     """Base of the options of servers that may write snapshots.
 
     Attributes:
@@ -32,7 +32,7 @@ class KeepsSnapshots(Concise):
 
 
 @dataclass(frozen=True, repr=False)
-class Servers(KeepsSnapshots):
+class Servers(SnapshotOptions):
     """Variables are divided over all servers, and each worker pushes to all of them.
 
     Attributes:

@@ -19,20 +19,20 @@ from tfdist.compression import differences
 from tfdist.compression.method import Method
 from tfdist.compression.policy import Policy
 from tfdist.compression.state import State
-from tfdist.parameter_server.protocol.gradients import Gradients, Kind, Shapes
+from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Shapes
 from tfdist.parameter_server.protocol.messages import Push
-from tfdist.parameter_server.protocol.packing import Methods, Whole
+from tfdist.parameter_server.protocol.packing import CompressionMethods, VariableSpec
 
 _REMEMBERED = 2
 """Number of answers to a worker that are kept for repeated pushes: as many as it may wait for."""
 
-Copy = tuple[int, int, int]
+CopyVersion = tuple[int, int, int]
 """State of a worker's copy: the generation; the number of differences since whole parameters, 0 for whole ones; and the
 step that the methods are chosen for."""
 
 
 @dataclass(frozen=True)
-class Answered:
+class EncodedAnswer:
     """The parameters in an answer.
 
     Attributes:
@@ -43,11 +43,11 @@ class Answered:
 
     kinds: tuple[Kind, ...]
     arrays: list[np.ndarray]
-    copy: Copy | None = None
+    copy: CopyVersion | None = None
 
 
 @dataclass
-class _Record:
+class _WorkerCopy:
     """What the server knows about a worker's copy.
 
     Attributes:
@@ -64,10 +64,10 @@ class _Record:
     newest: int = -1
     has: dict[int, np.ndarray] = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
-    answers: OrderedDict[int, Answered] = field(default_factory=OrderedDict)
+    answers: OrderedDict[int, EncodedAnswer] = field(default_factory=OrderedDict)
 
 
-class _Encoded(Methods):
+class _DifferenceMethods(CompressionMethods):
     """The method for each variable in each step, adapted to differences."""
 
     def difference_at(self, place: int, step: int) -> Method | None:
@@ -78,17 +78,17 @@ class _Encoded(Methods):
         """
         method = self.at(place, step)
         try:
-            return None if method is None else differences.suited(method)
+            return None if method is None else differences.as_contraction(method)
         except TypeError as error:
             raise ValueError(f"parameters cannot be compressed with {method}: {error}") from None
 
 
-class Differences(_Encoded):
-    """The server's side, which encodes parameters; takes the arguments of `Methods`."""
+class ParameterEncoder(_DifferenceMethods):
+    """The server's side, which encodes parameters; takes the arguments of `CompressionMethods`."""
 
-    def __init__(self, policy: Policy, variables: Sequence[Whole], shapes: Shapes) -> None:
+    def __init__(self, policy: Policy, variables: Sequence[VariableSpec], shapes: Shapes) -> None:
         super().__init__(policy, variables, shapes)
-        self._records: dict[int, _Record] = {}
+        self._records: dict[int, _WorkerCopy] = {}
 
     def forget(self, worker: int) -> None:
         """Makes the next answer to a worker whole.
@@ -98,7 +98,7 @@ class Differences(_Encoded):
         """
         self._records.pop(worker, None)
 
-    def answered(self, message: Push, values: Gradients) -> Answered:
+    def answered(self, message: Push, values: PushedGradients) -> EncodedAnswer:
         """Returns the answer to a push.
 
         Args:
@@ -111,9 +111,9 @@ class Differences(_Encoded):
         record = self._records.get(message.worker)
         if record is not None and message.sequence <= record.newest:
             kept = record.answers.get(message.sequence)  # if it is not kept, the worker no longer waits for it
-            return kept or Answered(values.kinds, values.arrays())
+            return kept or EncodedAnswer(values.kinds, values.arrays())
         if record is None or record.generation != message.generation:
-            record = self._records[message.worker] = _Record(message.generation)
+            record = self._records[message.worker] = _WorkerCopy(message.generation)
             found = self._whole(record, message, values)
         else:
             record.count += 1
@@ -124,12 +124,12 @@ class Differences(_Encoded):
             record.answers.popitem(last=False)
         return found
 
-    def _whole(self, record: _Record, message: Push, values: Gradients) -> Answered:
+    def _whole(self, record: _WorkerCopy, message: Push, values: PushedGradients) -> EncodedAnswer:
         for place, array in self._dense(message, values).items():
             record.has[place] = differences.base(array)
-        return Answered(values.kinds, values.arrays(), (record.generation, 0, message.sequence))
+        return EncodedAnswer(values.kinds, values.arrays(), (record.generation, 0, message.sequence))
 
-    def _difference(self, record: _Record, message: Push, values: Gradients) -> Answered:
+    def _difference(self, record: _WorkerCopy, message: Push, values: PushedGradients) -> EncodedAnswer:
         payloads: dict[int, np.ndarray] = {}
         for place, array in self._dense(message, values).items():
             method, has = self.difference_at(place, message.sequence), record.has.get(place)
@@ -148,26 +148,26 @@ class Differences(_Encoded):
         arrays = self.shapes.layout(values.kinds).arrays(values.vectors)
         left = [None if place in payloads else arrays.get(place) for place in range(len(kinds))]
         sparse = [array for pair in values.sparse.values() for array in pair]
-        return Answered(
+        return EncodedAnswer(
             kinds,
             [*self.shapes.layout(kinds).vectors(left), *sparse, *payloads.values()],
             (record.generation, record.count, message.sequence),
         )
 
-    def _dense(self, message: Push, values: Gradients) -> dict[int, np.ndarray]:
+    def _dense(self, message: Push, values: PushedGradients) -> dict[int, np.ndarray]:
         """Returns, by variable, the values of those that may be compressed and of which the worker takes no rows."""
         arrays = self.shapes.layout(values.kinds).arrays(values.vectors)
         return {place: one for place, one in arrays.items() if self.is_chosen(place) and place not in message.rows}
 
 
-class Copies(_Encoded):
-    """The worker's side for one server, which decodes parameters; takes the arguments of `Methods`.
+class ParameterDecoder(_DifferenceMethods):
+    """The worker's side for one server, which decodes parameters; takes the arguments of `CompressionMethods`.
 
     Attributes:
         generation: number of this copy, raised when the next answer has to be whole.
     """
 
-    def __init__(self, policy: Policy, variables: Sequence[Whole], shapes: Shapes) -> None:
+    def __init__(self, policy: Policy, variables: Sequence[VariableSpec], shapes: Shapes) -> None:
         super().__init__(policy, variables, shapes)
         self.generation = 0
         self._count = -1
@@ -177,7 +177,7 @@ class Copies(_Encoded):
         """Makes the next answer whole, because this worker has read other parameters."""
         self.generation += 1
 
-    def received(self, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], copy: Copy) -> Answered:
+    def received(self, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], copy: CopyVersion) -> EncodedAnswer:
         """Decodes the differences in an answer, and returns whole parameters.
 
         Args:
@@ -192,7 +192,7 @@ class Copies(_Encoded):
         packed = [place for place, kind in enumerate(kinds) if kind == "packed"]
         cut = len(arrays) - len(packed)
         others: tuple[Kind, ...] = tuple("none" if kind == "packed" else kind for kind in kinds)
-        plain = Gradients.received(others or ["dense"] * len(self.shapes.shapes), arrays[:cut], self.shapes)
+        plain = PushedGradients.received(others or ["dense"] * len(self.shapes.shapes), arrays[:cut], self.shapes)
         left = self.shapes.layout(plain.kinds).arrays(plain.vectors)
         if not count:
             self._has = {}
@@ -213,5 +213,5 @@ class Copies(_Encoded):
             left[place] = has.astype(self.shapes.dtypes[place]).reshape(self.shapes.shapes[place])
         whole: tuple[Kind, ...] = tuple("dense" if kind == "packed" else kind for kind in kinds) or plain.kinds
         found = [left.get(place) for place in range(len(whole))]
-        given = Gradients(whole, self.shapes.layout(whole).vectors(found), plain.sparse)
-        return Answered(whole, given.arrays(), copy)
+        given = PushedGradients(whole, self.shapes.layout(whole).vectors(found), plain.sparse)
+        return EncodedAnswer(whole, given.arrays(), copy)

@@ -47,7 +47,7 @@ class Shapes:
 
 
 @dataclass(frozen=True)
-class Gradients:
+class PushedGradients:
     """Gradients, one for each variable of a shard.
 
     Attributes:
@@ -61,7 +61,7 @@ class Gradients:
     sparse: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     @classmethod
-    def received(cls, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], shapes: Shapes) -> Gradients:
+    def received(cls, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], shapes: Shapes) -> PushedGradients:
         """Makes gradients from the arrays of a message: the vectors, then rows and indices of each sparse gradient.
 
         Args:
@@ -90,10 +90,10 @@ class Gradients:
             _check_rows(rows, indices, shapes.shapes[place])
         return cls(tuple(kinds), vectors, sparse)
 
-    def copy(self) -> Gradients:
+    def copy(self) -> PushedGradients:
         """Returns a copy in memory of its own."""
         sparse = {place: (rows.copy(), indices.copy()) for place, (rows, indices) in self.sparse.items()}
-        return Gradients(self.kinds, [vector.copy() for vector in self.vectors], sparse)
+        return PushedGradients(self.kinds, [vector.copy() for vector in self.vectors], sparse)
 
     def arrays(self) -> list[np.ndarray]:
         """Returns the arrays of a message, as `received` expects them."""
@@ -117,7 +117,7 @@ def distinct_rows(rows: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np
     return sums, distinct
 
 
-def weighted_sum(pushes: Sequence[Gradients], weights: Sequence[float], shapes: Shapes) -> Gradients:
+def weighted_sum(pushes: Sequence[PushedGradients], weights: Sequence[float], shapes: Shapes) -> PushedGradients:
     """Returns the sum of gradients, each times its weight. It is sparse for variables whose gradients are all sparse.
 
     Args:
@@ -132,11 +132,11 @@ def weighted_sum(pushes: Sequence[Gradients], weights: Sequence[float], shapes: 
             _summed([push.vectors[place] for push in pushes], weights) for place in range(len(pushes[0].vectors))
         ]
         sparse = {place: _rows([push.sparse[place] for push in pushes], weights) for place in pushes[0].sparse}
-        return Gradients(pushes[0].kinds, vectors, sparse)
+        return PushedGradients(pushes[0].kinds, vectors, sparse)
     return _sum_of_kinds(pushes, weights, shapes)
 
 
-def _sum_of_kinds(pushes: Sequence[Gradients], weights: Sequence[float], shapes: Shapes) -> Gradients:
+def _sum_of_kinds(pushes: Sequence[PushedGradients], weights: Sequence[float], shapes: Shapes) -> PushedGradients:
     """Sums variable by variable, because some have gradients of different kinds."""
     dense = [shapes.layout(push.kinds).arrays(push.vectors) for push in pushes]
     kinds: list[Kind] = []
@@ -156,7 +156,7 @@ def _sum_of_kinds(pushes: Sequence[Gradients], weights: Sequence[float], shapes:
                 np.add.at(total, together[1], together[0])
         totals.append(total)
         kinds.append("dense" if given else "sparse" if rows else "none")
-    return Gradients(tuple(kinds), shapes.layout(kinds).vectors(totals), sparse)
+    return PushedGradients(tuple(kinds), shapes.layout(kinds).vectors(totals), sparse)
 
 
 def _summed(arrays: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:

@@ -12,9 +12,9 @@ from math import prod
 
 import numpy as np
 
-from tfdist.parameter_server.protocol import nameless
+from tfdist.parameter_server.protocol import anonymous_memory
+from tfdist.parameter_server.protocol.anonymous_memory import HEAD_BYTES, MemoryLocation
 from tfdist.parameter_server.protocol.gradients import Shapes
-from tfdist.parameter_server.protocol.nameless import HEAD_BYTES, Where
 
 PLACES = 64
 """Number of places in the memory; the first one is the server's."""
@@ -45,7 +45,7 @@ class Memory:
         rings: by place, the last of these rows, int64 of shape ``(PLACES, RING)``.
     """
 
-    def __init__(self, mapped: mmap.mmap, where: Where, shapes: Shapes) -> None:
+    def __init__(self, mapped: mmap.mmap, where: MemoryLocation, shapes: Shapes) -> None:
         self.where = where
         self.shapes = shapes
         self._bytes = np.frombuffer(mapped, np.uint8)
@@ -65,10 +65,10 @@ class Memory:
         Raises:
             OSError: this system does not support such memory, or has none left.
         """
-        return cls(*nameless.make(size_of(shapes), is_reserved=False), shapes)
+        return cls(*anonymous_memory.make(size_of(shapes), is_reserved=False), shapes)
 
     @classmethod
-    def open(cls, where: Where, shapes: Shapes) -> Memory | None:
+    def open(cls, where: MemoryLocation, shapes: Shapes) -> Memory | None:
         """Maps memory that a server has made.
 
         Args:
@@ -76,9 +76,9 @@ class Memory:
             shapes: the shard's variables.
 
         Returns:
-            The memory; None if this process cannot open it, see `tfdist.parameter_server.protocol.nameless.mapped`.
+            The memory; None if this process cannot open it; see `anonymous_memory.open_memory`.
         """
-        found = nameless.mapped(where, size_of(shapes))
+        found = anonymous_memory.open_memory(where, size_of(shapes))
         return None if found is None else cls(found, where, shapes)
 
     def updates(self) -> int:

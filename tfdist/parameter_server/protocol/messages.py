@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tfdist.parameter_server.protocol.anonymous_memory import MemoryLocation
 from tfdist.parameter_server.protocol.changes import Edition
 from tfdist.parameter_server.protocol.dealing import (
     BeginEpoch,
@@ -25,7 +26,6 @@ from tfdist.parameter_server.protocol.dealing import (
     Take,
 )
 from tfdist.parameter_server.protocol.gradients import Kind
-from tfdist.parameter_server.protocol.nameless import Where
 from tfdist.parameter_server.protocol.report import ModelReport
 from tfdist.parameter_server.protocol.state import Held
 from tfdist.parameter_server.protocol.tables import (
@@ -170,7 +170,7 @@ class OpenMemory(Message, frozen=True):
     incarnation: int
 
 
-What = Literal["values", "averages", "final", "state"]
+PullKind = Literal["values", "averages", "final", "state"]
 """What a worker pulls.
 
 "values" are the parameters, and "averages" their moving averages. "final" is what the parameters are after `fit`: their
@@ -188,7 +188,7 @@ class Read(Message, frozen=True):
 
     id: int
     model: str
-    what: What = "values"
+    what: PullKind = "values"
 
 
 class Pull(Message, frozen=True):
@@ -201,7 +201,7 @@ class Pull(Message, frozen=True):
     id: int
     worker: int
     incarnation: int
-    what: What = "values"
+    what: PullKind = "values"
 
 
 class Put(Message, frozen=True):
@@ -276,7 +276,7 @@ class Share(Message, frozen=True):
 
     id: int
     worker: int
-    where: Where
+    where: MemoryLocation
     area: int
     slots: int
 
@@ -385,7 +385,7 @@ class OpenedMemory(Message, frozen=True):
     """
 
     id: int
-    where: Where
+    where: MemoryLocation
     place: int
 
 

@@ -10,13 +10,13 @@ import numpy as np
 from tfdist.compression.method import Method, as_working, is_finite
 from tfdist.compression.policy import FewerWorkers, Policy, chosen
 from tfdist.compression.state import State
-from tfdist.parameter_server.protocol.gradients import Gradients, Kind, Shapes
+from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Shapes
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
-class Whole:
+class VariableSpec:
     """A whole variable of which a shard holds rows.
 
     Attributes:
@@ -47,7 +47,7 @@ class Packed:
         return [*self.vectors, *self.rest]
 
 
-class Methods:
+class CompressionMethods:
     """The compression method for each variable of a shard, in each step.
 
     Args:
@@ -59,7 +59,7 @@ class Methods:
         shapes: shapes and dtypes of the rows.
     """
 
-    def __init__(self, policy: Policy, variables: Sequence[Whole], shapes: Shapes) -> None:
+    def __init__(self, policy: Policy, variables: Sequence[VariableSpec], shapes: Shapes) -> None:
         self.shapes = shapes
         self._schedules = [
             chosen(policy, one.path, one.shape) if dtype.name in _FLOATS else None
@@ -83,7 +83,7 @@ class Methods:
         return choice
 
 
-class Packer(Methods):
+class Packer(CompressionMethods):
     """The worker's side, which compresses gradients and keeps their residuals.
 
     Args:
@@ -93,14 +93,14 @@ class Packer(Methods):
         worker: number of the worker, which seeds its random numbers.
     """
 
-    def __init__(self, policy: Policy, variables: Sequence[Whole], shapes: Shapes, worker: int) -> None:
+    def __init__(self, policy: Policy, variables: Sequence[VariableSpec], shapes: Shapes, worker: int) -> None:
         super().__init__(policy, variables, shapes)
         self._states = [
             State(f"{place} {one.path}", seed=worker, shape=shape)
             for place, (one, shape) in enumerate(zip(variables, shapes.shapes, strict=True))
         ]
 
-    def packed(self, gradients: Gradients, step: int) -> Packed | Gradients:
+    def packed(self, gradients: PushedGradients, step: int) -> Packed | PushedGradients:
         """Compresses the dense gradients that have a method. Residuals are added to the next gradients.
 
         Args:
@@ -128,11 +128,11 @@ class Packer(Methods):
         return payload
 
 
-class Unpacker(Methods):
-    """The server's side, which decodes what a `Packer` has compressed; takes the arguments of `Methods`."""
+class Unpacker(CompressionMethods):
+    """The server's side, which decodes what a `Packer` has compressed; takes the arguments of `CompressionMethods`."""
 
-    def received(self, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], step: int) -> Gradients:
-        """Decodes the gradients of a message; like `Gradients.received`.
+    def received(self, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], step: int) -> PushedGradients:
+        """Decodes the gradients of a message; like `PushedGradients.received`.
 
         Args:
             kinds: kind of each variable's gradient; empty if all are dense.
@@ -144,12 +144,12 @@ class Unpacker(Methods):
         """
         packed = [place for place, kind in enumerate(kinds) if kind == "packed"]
         if not packed:
-            return Gradients.received(kinds, arrays, self.shapes)
+            return PushedGradients.received(kinds, arrays, self.shapes)
         if len(kinds) != len(self.shapes.shapes) or len(arrays) < len(packed):
             raise ValueError(f"{len(arrays)} arrays of {len(kinds)} gradients for {len(self.shapes.shapes)} variables")
         cut = len(arrays) - len(packed)
         others: list[Kind] = ["none" if kind == "packed" else kind for kind in kinds]
-        plain = Gradients.received(others, arrays[:cut], self.shapes)
+        plain = PushedGradients.received(others, arrays[:cut], self.shapes)
         left = self.shapes.layout(others).arrays(plain.vectors)
         found: list[np.ndarray | None] = [left.get(place) for place in range(len(kinds))]
         for place, payload in zip(packed, arrays[cut:], strict=True):
@@ -158,7 +158,7 @@ class Unpacker(Methods):
             except Exception as error:  # NumPy raises many types of errors for invalid bytes
                 raise ValueError(f"a packed gradient cannot be decoded: {error}") from error
         whole: tuple[Kind, ...] = tuple("dense" if kind == "packed" else kind for kind in kinds)
-        return Gradients(whole, self.shapes.layout(whole).vectors(found), plain.sparse)
+        return PushedGradients(whole, self.shapes.layout(whole).vectors(found), plain.sparse)
 
     def _decoded(self, place: int, payload: np.ndarray, step: int) -> np.ndarray:
         method, shape, dtype = self.at(place, step), self.shapes.shapes[place], self.shapes.dtypes[place]

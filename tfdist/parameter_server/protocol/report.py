@@ -53,7 +53,7 @@ class ModelReport(msgspec.Struct, frozen=True):
     workers: tuple[WorkerReport, ...]
 
 
-def together(parts: list[ModelReport]) -> ModelReport:
+def merge_reports(parts: list[ModelReport]) -> ModelReport:
     """Joins the reports of a model's shards into one.
 
     Args:

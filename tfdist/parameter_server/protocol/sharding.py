@@ -14,7 +14,7 @@ _SPLIT_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Variable:
-    """What `deal` needs to know about a variable.
+    """What `assign_shards` needs to know about a variable.
 
     Attributes:
         shape: shape of its value.
@@ -48,7 +48,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Dealing:
+class ShardAssignment:
     """A division of variables over servers.
 
     Attributes:
@@ -66,7 +66,7 @@ class Dealing:
         return max(self.nbytes) * len(self.nbytes) / total if total else 1.0
 
 
-def deal(variables: Sequence[Variable], servers: int) -> Dealing:
+def assign_shards(variables: Sequence[Variable], servers: int) -> ShardAssignment:
     """Divides variables over servers, so that their bytes are as even as whole variables and rows allow.
 
     Variables that may be split, and are large compared with an equal share, are cut into a part for each server. The
@@ -104,4 +104,4 @@ def deal(variables: Sequence[Variable], servers: int) -> Dealing:
         nbytes[server] = load - negative
         heapq.heappush(loads, (nbytes[server], server))
     ordered = (tuple(sorted(shard, key=lambda part: (part.variable, part.begin))) for shard in shards)
-    return Dealing(tuple(ordered), tuple(nbytes))
+    return ShardAssignment(tuple(ordered), tuple(nbytes))

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from tfdist.parameter_server.protocol import nameless
-from tfdist.parameter_server.protocol.nameless import HEAD_BYTES, Where
+from tfdist.parameter_server.protocol import anonymous_memory
+from tfdist.parameter_server.protocol.anonymous_memory import HEAD_BYTES, MemoryLocation
 from tfdist.parameter_server.protocol.wire import InvalidMessageError
 
 _MAGIC = b"tfsm"
@@ -55,7 +55,7 @@ class Segment:
         self._memory = memoryview(memory)[HEAD_BYTES:]
 
     @classmethod
-    def make(cls, area: int, slots: int) -> tuple[Segment, Where] | None:
+    def make(cls, area: int, slots: int) -> tuple[Segment, MemoryLocation] | None:
         """Makes a segment, and returns it with its location; None if the machine has no room for it.
 
         Args:
@@ -63,13 +63,13 @@ class Segment:
             slots: number of slots.
         """
         try:
-            made, where = nameless.make(_size_of(area, slots), is_reserved=True)
+            made, where = anonymous_memory.make(_size_of(area, slots), is_reserved=True)
         except (OSError, OverflowError):
             return None
         return cls(area, slots, made), where
 
     @classmethod
-    def open(cls, where: Where, area: int, slots: int) -> Segment | None:
+    def open(cls, where: MemoryLocation, area: int, slots: int) -> Segment | None:
         """Maps a segment that another process has made.
 
         Args:
@@ -78,9 +78,9 @@ class Segment:
             slots: number of slots.
 
         Returns:
-            The segment; None if this process cannot open it, see `tfdist.parameter_server.protocol.nameless.mapped`.
+            The segment; None if this process cannot open it; see `anonymous_memory.open_memory`.
         """
-        found = nameless.mapped(where, _size_of(area, slots)) if min(area, slots) > 0 else None
+        found = anonymous_memory.open_memory(where, _size_of(area, slots)) if min(area, slots) > 0 else None
         return None if found is None else cls(area, slots, found)
 
     def moved(self, slot: int, frames: Sequence[Any], is_answer: bool, number: int = -1) -> list[Any]:
@@ -127,7 +127,7 @@ class Segment:
             place += _aligned(size)
 
 
-def located(frames: Sequence[Any]) -> Locator | None:
+def locator_of(frames: Sequence[Any]) -> Locator | None:
     """Returns the locator of a message; None if its arrays are in frames.
 
     Args:

@@ -7,17 +7,17 @@ from copy import deepcopy
 
 import numpy as np
 
-from tfdist.parameter_server.dealing.deals import Deals
-from tfdist.parameter_server.protocol.gradients import Gradients
+from tfdist.parameter_server.dealing.deals import DealerService
+from tfdist.parameter_server.protocol.gradients import PushedGradients
 from tfdist.parameter_server.protocol.state import State
 from tfdist.parameter_server.server.replication_messages import (
-    Books,
     DealsCopy,
+    LedgerState,
+    PendingGradients,
     ProgramsCopy,
     ShardCopy,
     StatesCopy,
     TableCopy,
-    Waiting,
 )
 from tfdist.parameter_server.server.shards import Key, Shards
 from tfdist.parameter_server.shard.ledger import Ledger
@@ -28,7 +28,7 @@ from tfdist.parameter_server.tables.tables import Sender, Served, placeholder
 from tfdist.parameter_server.worker.layer_states import LayerStates
 
 Append = Callable[..., None]
-"""Appends an entry; see `tfdist.parameter_server.server.log.Log.append`."""
+"""Appends an entry; see `tfdist.parameter_server.server.log.ReplicationLog.append`."""
 
 
 def append_all(append: Append, shards: Shards) -> None:
@@ -60,7 +60,7 @@ def append_shard(append: Append, key: Key, shard: Shard) -> None:
     slots, scalars = state.names()
     pushed = [shard.pushed[id(one)] for one in shard.ledger.waiting]
     waiting = tuple(
-        Waiting(gradient, one.source[1], one.read, one.ticket, one.gradients.kinds)
+        PendingGradients(gradient, one.source[1], one.read, one.ticket, one.gradients.kinds)
         for gradient, one in zip(shard.ledger.waiting, pushed, strict=True)
     )
     append(
@@ -68,7 +68,7 @@ def append_shard(append: Append, key: Key, shard: Shard) -> None:
         *key,
         () if shard.store is None else tuple(shard.store.held),
         {} if shard.store is None else shard.store.config,
-        *(slots, scalars, _books(shard.ledger), dict(shard.incarnations)),
+        *(slots, scalars, _ledger_state(shard.ledger), dict(shard.incarnations)),
         *(_rows(shard.sequences), _rows(shard.applied), dict(shard.tickets.decisions), waiting),
         arrays=[*state.arrays(), *(array for one in pushed for array in one.gradients.arrays())],
     )
@@ -106,7 +106,7 @@ def put_shard(shards: Shards, copy: ShardCopy, arrays: list[np.ndarray]) -> None
         assert shard.store is not None
         layout = shard.store.shapes.layout(one.kinds)
         own = [next(rest) for _ in range(len(layout.dtypes) + 2 * one.kinds.count("sparse"))]
-        gradients = Gradients.received(one.kinds, own, shard.store.shapes)
+        gradients = PushedGradients.received(one.kinds, own, shard.store.shapes)
         ledger.waiting.append(one.gradient)
         source = one.gradient.worker, one.incarnation
         shard.pushed[id(one.gradient)] = Pushed(source, one.read, gradients, one.ticket)
@@ -185,7 +185,7 @@ def put_table(shards: Shards, copy: TableCopy, arrays: list[np.ndarray]) -> None
     )
 
 
-def append_deals(append: Append, deals: Deals) -> None:
+def append_deals(append: Append, deals: DealerService) -> None:
     """Appends the dealer's state. The leader's dealer restarts too: workers have to begin their epochs again.
 
     Args:
@@ -202,8 +202,8 @@ def put_deals(shards: Shards, copy: DealsCopy) -> None:
         shards.deals.restart(copy.state, copy.first_ticket)
 
 
-def _books(ledger: Ledger) -> Books:
-    return Books(
+def _ledger_state(ledger: Ledger) -> LedgerState:
+    return LedgerState(
         *(ledger.version, tuple(ledger.awaited), tuple(ledger.idle), dict(ledger.workers), ledger.round),
         *(tuple(ledger.done), dict(ledger.counted), dict(ledger.dropped), dict(ledger.staleness)),
     )

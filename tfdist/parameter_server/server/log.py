@@ -20,7 +20,7 @@ _AGAIN_SECONDS = 2.0
 """Seconds after which entries are sent again that the follower has not acknowledged."""
 
 
-class Log:
+class ReplicationLog:
     """The stream of entries to a follower, for one thread. Without a follower, answers are sent at once.
 
     Args:

@@ -70,7 +70,7 @@ class Came(Entry, frozen=True):
     worker: int
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class PendingGradients(msgspec.Struct, frozen=True):
     """Gradients that wait to be applied; their arrays follow those of the state.
 
     Attributes:
@@ -88,7 +88,7 @@ class Waiting(msgspec.Struct, frozen=True):
     kinds: tuple[Kind, ...]
 
 
-class Books(msgspec.Struct, frozen=True):
+class LedgerState(msgspec.Struct, frozen=True):
     """The bookkeeping of a shard; attributes as in `tfdist.parameter_server.shard.ledger.Ledger`."""
 
     version: int
@@ -126,12 +126,12 @@ class ShardCopy(Entry, frozen=True):
     optimizer: dict[str, Any]
     slots: tuple[tuple[str, ...], ...]
     scalars: tuple[str, ...]
-    books: Books
+    books: LedgerState
     incarnations: dict[int, int]
     sequences: tuple[tuple[int, int, int], ...]
     applied: tuple[tuple[int, int, int], ...]
     decisions: dict[int, tuple[int, Decision]]
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[PendingGradients, ...]
 
 
 class ProgramsCopy(Entry, frozen=True):
@@ -180,7 +180,7 @@ class DealsCopy(Entry, frozen=True):
     """A copy of the dealer's state.
 
     Attributes:
-        state: result of `tfdist.parameter_server.dealing.deals.Deals.state`.
+        state: result of `tfdist.parameter_server.dealing.deals.DealerService.state`.
         first_ticket: ticket of the next batch.
     """
 

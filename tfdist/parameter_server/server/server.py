@@ -28,11 +28,11 @@ from tfdist.parameter_server.protocol.messages import (
     Refused,
     Share,
 )
-from tfdist.parameter_server.protocol.shared_memory import Segment, located
+from tfdist.parameter_server.protocol.shared_memory import Segment, locator_of
 from tfdist.parameter_server.protocol.tables import AttachTable
 from tfdist.parameter_server.protocol.wire import InvalidMessageError, Message
 from tfdist.parameter_server.server import copies
-from tfdist.parameter_server.server.log import Log
+from tfdist.parameter_server.server.log import ReplicationLog
 from tfdist.parameter_server.server.replication_messages import Came, Heard, Lost, Whole
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.parameter_server.shard.shard import Answer
@@ -73,9 +73,11 @@ class Server:
         address: ``host:port`` that the server listens at.
     """
 
-    def __init__(self, shards: Shards, address: str, keys: Keys | None = None, follower: Log | None = None) -> None:
+    def __init__(
+        self, shards: Shards, address: str, keys: Keys | None = None, follower: ReplicationLog | None = None
+    ) -> None:
         self._shards = shards
-        self._log = follower or Log()
+        self._log = follower or ReplicationLog()
         self._segments: dict[bytes, _Shared] = {}
         self._context = zmq.Context(1)
         self._line, self.address = Line.listening(self._context, address, keys, (zmq.LINGER, 1000))
@@ -186,7 +188,7 @@ class Server:
     def _receive(self) -> None:
         peer, frames = self._line.receive_from()
         try:
-            locator = located(frames)
+            locator = locator_of(frames)
             shared = self._segments.get(peer)
             if locator is not None and shared is None:
                 why = "this server was started again and has mapped no segment"

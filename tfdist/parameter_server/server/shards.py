@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.parameter_server.dealing.deals import Answer, Deals
+from tfdist.parameter_server.dealing.deals import Answer, DealerService
 from tfdist.parameter_server.protocol.dealing import DealerMessage
 from tfdist.parameter_server.protocol.messages import Attach, GiveState, Inspect, Leave, Read, Refused, Report
 from tfdist.parameter_server.protocol.programs import CHIEF, Programs
@@ -52,7 +52,7 @@ class Shards:
         self,
         make: Callable[[str, int], Shard],
         tables: Tables | None = None,
-        deals: Deals | None = None,
+        deals: DealerService | None = None,
         tasks: Callable[[], Sequence[str]] = tuple,
         servers: Sequence[str] = (),
         is_chief_there: Callable[[], bool] = lambda: True,

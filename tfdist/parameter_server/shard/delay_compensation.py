@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdist.parameter_server.options.staleness import DelayCompensated
-from tfdist.parameter_server.protocol.gradients import Gradients, Shapes, distinct_rows
+from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes, distinct_rows
 
 _EPSILON = 1e-7
 
@@ -43,7 +43,9 @@ class DelayCompensation:
         """Drops the parameters that were recorded for a worker."""
         self._read.pop(worker, None)
 
-    def corrected(self, worker: int, version: int, gradients: Gradients, now: Sequence[np.ndarray]) -> Gradients:
+    def corrected(
+        self, worker: int, version: int, gradients: PushedGradients, now: Sequence[np.ndarray]
+    ) -> PushedGradients:
         """Returns a worker's gradients, corrected if the parameters that it has read are known.
 
         Args:
@@ -70,7 +72,7 @@ class DelayCompensation:
             else:
                 rows, indices = distinct_rows(*gradients.sparse[place])  # summed first: the correction is not linear
                 sparse[place] = self._of(place, rows, moved[indices], indices), indices
-        return Gradients(gradients.kinds, layout.vectors(arrays), sparse)
+        return PushedGradients(gradients.kinds, layout.vectors(arrays), sparse)
 
     def _of(self, place: int, gradient: np.ndarray, moved: np.ndarray, where: slice | np.ndarray) -> np.ndarray:
         """Returns the corrected gradient of some elements of a variable, computed in float32 at least."""

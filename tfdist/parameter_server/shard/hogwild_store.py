@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.parameter_server.protocol.anonymous_memory import MemoryLocation
 from tfdist.parameter_server.protocol.changes import Edition
-from tfdist.parameter_server.protocol.gradients import Gradients, Kind, Shapes
+from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Shapes
 from tfdist.parameter_server.protocol.hogwild_memory import PLACES, Memory, Writer
-from tfdist.parameter_server.protocol.nameless import Where
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.shard.ledger import Ledger
 
@@ -56,7 +56,7 @@ class MemoryStore:
         self._places: dict[int, int] = {}
 
     @property
-    def where(self) -> Where:
+    def where(self) -> MemoryLocation:
         """Location of the memory, for workers to open."""
         return self._memory.where
 
@@ -87,10 +87,10 @@ class MemoryStore:
         """Returns a copy of the values, in the layout for these kinds. Workers may write while it is made."""
         return self.shapes.layout(kinds).vectors(self._memory.arrays)
 
-    def since(self, edition: Edition | None = None, places: Collection[int] = ()) -> Gradients:
+    def since(self, edition: Edition | None = None, places: Collection[int] = ()) -> PushedGradients:
         """Returns all values: the store does not track which rows have changed."""
         dense: Kind = "dense"
-        return Gradients((dense,) * len(self.held), self.vectors())
+        return PushedGradients((dense,) * len(self.held), self.vectors())
 
     def averages(self) -> None:
         """Returns None: the workers' optimizers keep the averages."""
@@ -122,7 +122,7 @@ class MemoryStore:
             self._writer.assign(place, value)
         self._assigned += 1
 
-    def update(self, gradients: Gradients) -> None:
+    def update(self, gradients: PushedGradients) -> None:
         """Applies the push of a worker on another machine.
 
         Args:

@@ -15,8 +15,8 @@ from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.dealing.deals import Answer
 from tfdist.parameter_server.options.staleness import DelayCompensated
-from tfdist.parameter_server.protocol.differences import Differences
-from tfdist.parameter_server.protocol.gradients import Gradients, weighted_sum
+from tfdist.parameter_server.protocol.differences import ParameterEncoder
+from tfdist.parameter_server.protocol.gradients import PushedGradients, weighted_sum
 from tfdist.parameter_server.protocol.messages import (
     Attach,
     Attached,
@@ -26,6 +26,7 @@ from tfdist.parameter_server.protocol.messages import (
     OpenedMemory,
     OpenMemory,
     Pull,
+    PullKind,
     Push,
     Put,
     Read,
@@ -33,9 +34,8 @@ from tfdist.parameter_server.protocol.messages import (
     Suspend,
     Values,
     Waiting,
-    What,
 )
-from tfdist.parameter_server.protocol.packing import Unpacker, Whole
+from tfdist.parameter_server.protocol.packing import Unpacker, VariableSpec
 from tfdist.parameter_server.protocol.report import ModelReport, WorkerReport
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.protocol.wire import Message
@@ -99,7 +99,7 @@ class Pushed:
 
     source: tuple[int, int]
     read: int
-    gradients: Gradients
+    gradients: PushedGradients
     ticket: int | None = None
     parts: tuple[tuple[int, int, int], ...] = ()
 
@@ -141,7 +141,7 @@ class Shard:
     tickets: Tickets = field(init=False)
     _compensation: DelayCompensation | None = None
     _unpacker: Unpacker | None = None
-    _differences: Differences | None = None
+    _differences: ParameterEncoder | None = None
     _parked: list[Parked] = field(default_factory=list)
     _traffic: _Traffic = field(default_factory=_Traffic)
     _assigned_at: int = -1
@@ -331,11 +331,11 @@ class Shard:
         else:
             self.store = Store(held, state, optimizer, self.is_lazy)
         pairs = zip(held, self.store.shapes.shapes, strict=True)
-        whole = [Whole(one.path, (one.rows, *shape[1:]) if shape else ()) for one, shape in pairs]
+        whole = [VariableSpec(one.path, (one.rows, *shape[1:]) if shape else ()) for one, shape in pairs]
         if self.compression is not None:
             self._unpacker = Unpacker(self.compression, whole, self.store.shapes)
         if self.pull_compression is not None:
-            self._differences = Differences(self.pull_compression, whole, self.store.shapes)
+            self._differences = ParameterEncoder(self.pull_compression, whole, self.store.shapes)
         if isinstance(self.ledger.policy, DelayCompensated):
             self._compensation = DelayCompensation(self.ledger.policy, self.store.shapes)
 
@@ -386,10 +386,10 @@ class Shard:
         else:
             answer(Done(message.id, self.ledger.version, is_refused, self.tickets.decision(message)), ())
 
-    def _received(self, message: Push, arrays: list[np.ndarray]) -> Gradients:
+    def _received(self, message: Push, arrays: list[np.ndarray]) -> PushedGradients:
         assert self.store is not None
         if self._unpacker is None:
-            return Gradients.received(message.kinds, arrays, self.store.shapes)
+            return PushedGradients.received(message.kinds, arrays, self.store.shapes)
         return self._unpacker.received(message.kinds, arrays, message.sequence)
 
     def _put(self, message: Put, arrays: list[np.ndarray], answer: Answer) -> None:
@@ -438,7 +438,7 @@ class Shard:
                 _note(self.applied, ((*one.source, known.sequence), *one.parts))
         self._answer_parked()
 
-    def _corrected(self, pushed: Pushed) -> Gradients:
+    def _corrected(self, pushed: Pushed) -> PushedGradients:
         """Returns late gradients with delay compensation, where the policy asks for it."""
         if self._compensation is None:
             return pushed.gradients
@@ -486,7 +486,7 @@ class Shard:
             values = msgspec.structs.replace(values, is_refused=one.is_refused, decision=self.tickets.decision(message))
         one.answer(values, arrays)
 
-    def _whole(self, id: int, what: What, clock: int) -> tuple[Values, list[np.ndarray]]:
+    def _whole(self, id: int, what: PullKind, clock: int) -> tuple[Values, list[np.ndarray]]:
         """Returns the answer to a pull or a read: whole values."""
         assert self.store is not None
         self._settle()

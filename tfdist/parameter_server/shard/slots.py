@@ -36,7 +36,7 @@ def build(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
     return slots
 
 
-def of_built(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
+def slots_of_built(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
     """Returns the slots of a built optimizer, found at the same places as in a copy that is built anew.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.parameter_server.protocol.changes import Changes, Edition
-from tfdist.parameter_server.protocol.gradients import Gradients, Kind, Shapes
+from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Shapes
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.shard import slots as slots_of
 from tfdist.parameter_server.shard.lazy_rows import LazyRows
@@ -102,7 +102,7 @@ class Store:
         """The edition of the current values; see `Changes`."""
         return self._changes.edition
 
-    def since(self, edition: Edition | None = None, places: Collection[int] = ()) -> Gradients:
+    def since(self, edition: Edition | None = None, places: Collection[int] = ()) -> PushedGradients:
         """Returns the values; of variables of which few rows have changed, only those rows.
 
         Args:
@@ -117,7 +117,7 @@ class Store:
             if (place := block.places[0]) in rows:
                 sparse[place] = (to_array(tf.gather(block.variable.value, rows[place])), rows[place])
         ordered = {place: sparse[place] for place in sorted(sparse)}
-        return Gradients(kinds, self.vectors(kinds), ordered)
+        return PushedGradients(kinds, self.vectors(kinds), ordered)
 
     def averages(self) -> list[np.ndarray] | None:
         """Returns the moving averages of the values, in the layout of `vectors`; None if the optimizer keeps none."""
@@ -168,7 +168,7 @@ class Store:
             first, last = layout.spans[block.places[0]], layout.spans[block.places[-1]]
             block.variable.assign(vectors[first.vector][first.begin : last.end].reshape(block.variable.shape))
 
-    def update(self, gradients: Gradients) -> None:
+    def update(self, gradients: PushedGradients) -> None:
         """Makes one update. It counts even if all gradients are missing, as other servers may have some.
 
         Args:
@@ -211,7 +211,7 @@ class Store:
         held = self.held[place]
         return self._lazy is not None and held.constraint is None and not keeps_other_rows(self._optimizer, held.decays)
 
-    def _update_lazily(self, numbers: Sequence[int], gradients: Gradients) -> list[tuple[Any, np.ndarray]]:
+    def _update_lazily(self, numbers: Sequence[int], gradients: PushedGradients) -> list[tuple[Any, np.ndarray]]:
         """Updates only the named rows of some blocks.
 
         Returns:
@@ -228,7 +228,7 @@ class Store:
             after = self._lazy.update(variables, gradients.sparse[place], scalars, decays)
         return list(zip(scalars.values(), after, strict=True))
 
-    def _changed(self, gradients: Gradients) -> tuple[list[int], dict[int, np.ndarray]]:
+    def _changed(self, gradients: PushedGradients) -> tuple[list[int], dict[int, np.ndarray]]:
         """Returns the variables that gradients change as a whole, and the changed rows of other variables."""
         whole, rows = [], {}
         for place, (kind, held) in enumerate(zip(gradients.kinds, self.held, strict=True)):
@@ -372,7 +372,7 @@ def _of_arrays(kinds: Sequence[Kind]) -> list[Kind]:
     return [kind for kind in kinds for _ in range(("none", "dense", "sparse").index(kind))]
 
 
-def _kind(gradients: Gradients, block: _Block) -> Kind | None:
+def _kind(gradients: PushedGradients, block: _Block) -> Kind | None:
     """Returns the kind of a block's gradient; None for different kinds, or for several sparse gradients."""
     kinds = {gradients.kinds[place] for place in block.places}
     if len(kinds) > 1 or (kinds == {"sparse"} and len(block.places) > 1):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.protocol.messages import Decision, Pull, Push
 from tfdist.parameter_server.shard.ledger import Gradient, Ledger
 
@@ -24,7 +24,7 @@ class Tickets:
     """
 
     ledger: Ledger
-    deals: Deals | None = None
+    deals: DealerService | None = None
     decisions: dict[int, tuple[int, Decision]] = field(default_factory=dict)
 
     def is_refused(self, message: Push) -> bool:

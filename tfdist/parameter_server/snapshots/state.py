@@ -104,8 +104,8 @@ class ShardState:
         parts: parts of the variables that the server holds.
         counted: by worker, the number of its pushes that were counted.
         sequences: by worker and incarnation, the sequence of the last push that was applied or dropped.
-        deals: state of the job's dealer (`tfdist.parameter_server.dealing.deals.Deals.state`); None if this server
-            has no dealer.
+        deals: state of the job's dealer (see `tfdist.parameter_server.dealing.deals.DealerService.state`); None if this
+            server has no dealer.
     """
 
     digest: str

@@ -82,7 +82,7 @@ class InProcess:
         """Does nothing, as there is no connection."""
 
 
-class Line:
+class TableConnections:
     """Connections to all servers, which the tables of a worker share; one thread at a time uses them.
 
     Args:
@@ -109,7 +109,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Form:
+class TableSpec:
     """The description of a table, which is equal on all workers.
 
     Attributes:
@@ -145,7 +145,7 @@ class TableClient:
         cache: cache of rows; None without one.
     """
 
-    def __init__(self, line: Line, name: str, form: Form, cache: CachePolicy | None = None) -> None:
+    def __init__(self, line: TableConnections, name: str, form: TableSpec, cache: CachePolicy | None = None) -> None:
         self._line = line
         self._name = name
         self.form = form

@@ -41,7 +41,7 @@ class CachePolicy:
 
 
 @dataclass(frozen=True)
-class Found:
+class CacheLookup:
     """The result of a lookup in a cache. It is valid until the cache changes.
 
     Attributes:
@@ -87,7 +87,7 @@ class RowCache:
         columns = {"values": ((self._dim,), self._dtype), "read": ((), np.int64), "used": ((), np.int64)}
         self._rows = KeyedRows(columns)
 
-    def find(self, keys: np.ndarray) -> Found:
+    def find(self, keys: np.ndarray) -> CacheLookup:
         """Looks up the rows of keys, and counts this as a use of the keys.
 
         Args:
@@ -104,9 +104,9 @@ class RowCache:
         missing = np.flatnonzero(~is_here)
         self.asked += len(keys)
         self.found += len(keys) - len(missing)
-        return Found(keys, slots, values, missing)
+        return CacheLookup(keys, slots, values, missing)
 
-    def put(self, found: Found, values: np.ndarray) -> None:
+    def put(self, found: CacheLookup, values: np.ndarray) -> None:
         """Caches rows that were read in this step, if their keys were used before; else records the keys only.
 
         Args:

@@ -19,7 +19,7 @@ from tfdist.parameter_server.protocol import shared_memory
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.protocol.line import Line
 from tfdist.parameter_server.protocol.messages import FROM_SERVER, FROM_WORKER, Push, Refused, Share, Waiting
-from tfdist.parameter_server.protocol.shared_memory import Segment, located
+from tfdist.parameter_server.protocol.shared_memory import Segment, locator_of
 from tfdist.parameter_server.protocol.wire import InvalidMessageError, Message
 
 log = logging.getLogger("tfdist")
@@ -151,7 +151,7 @@ class Connection:
         told = time.monotonic() + _PATIENCE_SECONDS
         while (now := time.monotonic()) < end:
             if now >= request.due:
-                if self._go_after():
+                if self._reconnect_if_moved():
                     end = now + limit
                 self._post(request)
             answer, values = self._answer(request.message.id, min(request.due, end, now + _LOOK_SECONDS) - now)
@@ -225,7 +225,7 @@ class Connection:
             where.close()
         return self._segment is not None
 
-    def _go_after(self) -> bool:
+    def _reconnect_if_moved(self) -> bool:
         """Connects to the server's new address if it has moved; returns whether it has."""
         address = self._moved()
         if not address or address == self._address:
@@ -250,7 +250,7 @@ class Connection:
                 break
             try:
                 frames = self._line.receive()
-                locator = located(frames)
+                locator = locator_of(frames)
                 if locator is not None and self._segment is not None:
                     frames = self._segment.restored(locator, frames[1], is_answer=True)
                 answer, arrays = FROM_SERVER.decode(frames)

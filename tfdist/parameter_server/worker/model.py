@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from tfdist.compression.policy import Policy
-from tfdist.parameter_server.protocol.differences import Copies
+from tfdist.parameter_server.protocol.differences import ParameterDecoder
 from tfdist.parameter_server.protocol.gradients import Shapes
-from tfdist.parameter_server.protocol.packing import Packer, Whole
-from tfdist.parameter_server.protocol.sharding import Dealing, Part, Variable, deal
+from tfdist.parameter_server.protocol.packing import Packer, VariableSpec
+from tfdist.parameter_server.protocol.sharding import Part, ShardAssignment, Variable, assign_shards
 from tfdist.parameter_server.protocol.shared_memory import area_of
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.tensors import unnumbered
@@ -56,7 +56,7 @@ class Model:
         described = [
             Variable(shape, dtype.itemsize, may) for shape, dtype, may in zip(shapes, dtypes, splits, strict=True)
         ]
-        self.dealing: Dealing = deal(described, servers)
+        self.dealing: ShardAssignment = assign_shards(described, servers)
         self.shapes = [
             Shapes([self._shape(part) for part in parts], [dtypes[part.variable] for part in parts])
             for parts in self.dealing.shards
@@ -76,15 +76,15 @@ class Model:
         shape = self._shapes[part.variable]
         return not shape or part.end - part.begin == shape[0]
 
-    def copies(self, compression: Policy) -> list[Copies]:
+    def copies(self, compression: Policy) -> list[ParameterDecoder]:
         """Returns the decoders of parameters, one for each server.
 
         Args:
             compression: policy that chooses a method for each variable.
         """
-        whole = [Whole(path, shape) for path, shape in zip(self.paths, self._shapes, strict=True)]
+        whole = [VariableSpec(path, shape) for path, shape in zip(self.paths, self._shapes, strict=True)]
         return [
-            Copies(compression, [whole[one.variable] for one in parts], shapes)
+            ParameterDecoder(compression, [whole[one.variable] for one in parts], shapes)
             for parts, shapes in zip(self.dealing.shards, self.shapes, strict=True)
         ]
 
@@ -95,7 +95,7 @@ class Model:
             compression: policy that chooses a method for each variable.
             worker: number of the worker.
         """
-        whole = [Whole(path, shape) for path, shape in zip(self.paths, self._shapes, strict=True)]
+        whole = [VariableSpec(path, shape) for path, shape in zip(self.paths, self._shapes, strict=True)]
         return [
             Packer(compression, [whole[one.variable] for one in parts], shapes, worker)
             for parts, shapes in zip(self.dealing.shards, self.shapes, strict=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.protocol.gradients import Gradients
-from tfdist.parameter_server.protocol.messages import Inspect, Read, Report, What
+from tfdist.parameter_server.protocol.gradients import PushedGradients
+from tfdist.parameter_server.protocol.messages import Inspect, PullKind, Read, Report
 from tfdist.parameter_server.protocol.packing import Packed
 from tfdist.parameter_server.protocol.report import ModelReport
 from tfdist.parameter_server.protocol.state import Held, State
@@ -61,7 +61,7 @@ class Observer(Session):
     def _own(self, report: Report) -> list[ModelReport]:
         return [one for one in report.models if one.model == self._model.name]
 
-    def step(self, gradients: Sequence[Gradients | Packed], *arguments: Any, **options: Any) -> Vectors:
+    def step(self, gradients: Sequence[PushedGradients | Packed], *arguments: Any, **options: Any) -> Vectors:
         """Raises an error, because an evaluator pushes nothing.
 
         Raises:
@@ -75,7 +75,7 @@ class Observer(Session):
     def leave(self, is_over: bool = False) -> None:
         """Does nothing, because no server knows an evaluator."""
 
-    def _pulling(self, what: What) -> Callable[[int, int], Message]:
+    def _pulling(self, what: PullKind) -> Callable[[int, int], Message]:
         return lambda server, id: Read(id, self._model.name, what)
 
     def _attach(self, server: int) -> None:

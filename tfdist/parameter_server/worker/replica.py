@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from tfdist.parameter_server.protocol.changes import Edition
-from tfdist.parameter_server.protocol.gradients import Gradients, Kind, Shapes
+from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Shapes
 
 
 class Replica:
@@ -22,9 +22,9 @@ class Replica:
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
-        self._queue: list[tuple[Edition, Gradients]] = []
+        self._queue: list[tuple[Edition, PushedGradients]] = []
         self._edition: Edition | None = None
-        self._newest = Gradients((), [])
+        self._newest = PushedGradients((), [])
         self._kept: dict[int, np.ndarray] = {}
 
     @property
@@ -58,7 +58,7 @@ class Replica:
         Raises:
             ValueError: the arrays do not fit the variables.
         """
-        received = Gradients.received(kinds, arrays, self._shapes)
+        received = PushedGradients.received(kinds, arrays, self._shapes)
         if unasked := sorted(received.sparse.keys() - self._kept.keys()):
             raise ValueError(f"rows of the variables {unasked}; expected rows of {list(self._kept)} at most")
         self._queue.append((edition, received))

@@ -13,7 +13,7 @@ import numpy as np
 
 from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.protocol.gradients import Gradients
+from tfdist.parameter_server.protocol.gradients import PushedGradients
 from tfdist.parameter_server.protocol.messages import (
     Attach,
     Create,
@@ -23,13 +23,13 @@ from tfdist.parameter_server.protocol.messages import (
     OpenedMemory,
     OpenMemory,
     Pull,
+    PullKind,
     Push,
     Put,
     Suspend,
-    What,
 )
 from tfdist.parameter_server.protocol.packing import Packed
-from tfdist.parameter_server.protocol.report import ModelReport, together
+from tfdist.parameter_server.protocol.report import ModelReport, merge_reports
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.protocol.wire import Message
 from tfdist.parameter_server.worker.client import Connection, RefusedError, Request
@@ -89,7 +89,7 @@ class Session:
         self._occurrence = list(begun).count(model.name)
         self._prefetch = prefetch
         self._under_way: list[Callable[[], None]] = []
-        self._unanswered: list[list[_Sent]] = [[] for _ in connections]
+        self._unanswered: list[list[_PendingMessage]] = [[] for _ in connections]
         self._replicas = [Replica(shapes) for shapes in model.shapes]
         self._copies = [] if pull_compression is None else model.copies(pull_compression)
         self._described: tuple[Sequence[Held], dict[str, Any]] = ((), {})
@@ -145,7 +145,7 @@ class Session:
 
     def step(
         self,
-        gradients: Sequence[Gradients | Packed],
+        gradients: Sequence[PushedGradients | Packed],
         samples: float = 1.0,
         rate: float | None = None,
         ticket: int | None = None,
@@ -313,7 +313,7 @@ class Session:
         """Returns what the servers have done so far for the model."""
         key = self._model.name, self._occurrence
         reports = [report for report, _ in self._answers(lambda server, id: Inspect(id))]
-        return together([one for report in reports for one in report.models if (one.model, one.occurrence) == key])
+        return merge_reports([one for report in reports for one in report.models if (one.model, one.occurrence) == key])
 
     def whole(self, vectors: Vectors) -> list[np.ndarray]:
         """Returns the variables' arrays, joined from vectors of their parts."""
@@ -406,7 +406,7 @@ class Session:
         if self._values is None:  # waits for the chief's values, or for a snapshot
             connection.request(functools.partial(self._pulling("values"), server))
 
-    def _pulling(self, what: What) -> Callable[[int, int], Message]:
+    def _pulling(self, what: PullKind) -> Callable[[int, int], Message]:
         return lambda server, id: Pull(id, self._worker, self._incarnation, what)
 
     def _finish(self) -> None:
@@ -454,13 +454,13 @@ class Session:
         """Sends a message to each server, or to some; returns a function that waits for the answers."""
         given = arrays or [()] * len(self._connections)
         sent = [
-            (server, _Sent(self._connections[server], functools.partial(make, server), given[server]))
+            (server, _PendingMessage(self._connections[server], functools.partial(make, server), given[server]))
             for server in (range(len(self._connections)) if servers is None else servers)
         ]
         for server, one in sent:
             self._unanswered[server].append(one)
 
-        def receive(server: int, one: _Sent) -> tuple[Any, list[np.ndarray]]:
+        def receive(server: int, one: _PendingMessage) -> tuple[Any, list[np.ndarray]]:
             try:
                 while True:
                     try:
@@ -479,7 +479,7 @@ class Session:
         return lambda: [receive(server, one) for server, one in sent]
 
 
-class _Sent:
+class _PendingMessage:
     """A message under way to a server.
 
     Args:

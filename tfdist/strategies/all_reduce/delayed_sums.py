@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.group import Group
 from tfdist.engine.host_calls import host_call
-from tfdist.local_sgd.exchanges import Alone, Exchanges, Sum
+from tfdist.local_sgd.exchanges import Exchanges, PendingSum, SingleProcessExchanges
 from tfdist.tensors import to_array
 
 
@@ -34,14 +34,14 @@ class DelayedSums:
     def __init__(self, group: Group, name: str, variables: Sequence[Any], compressor: Compressor | None) -> None:
         self.variables = list(variables)
         self.staleness: Counter[int] = Counter()
-        self._exchanges: Exchanges | Alone = Alone()
+        self._exchanges: Exchanges | SingleProcessExchanges = SingleProcessExchanges()
         if group.size > 1:
             self._exchanges = Exchanges(group, name, [variable.path for variable in variables], compressor)
         if compressor is not None:
             compressor.register(
                 {f"{name} {place}": (one.path, tuple(one.shape)) for place, one in enumerate(variables)}
             )
-        self._under_way: Sum | None = None
+        self._under_way: PendingSum | None = None
         self._late = 0
 
     def exchanged(self, gradients: Sequence[tf.Tensor], weight: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:

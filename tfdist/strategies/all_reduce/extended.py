@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.bridge import Bridge
-from tfdist.engine.counts import Counts
+from tfdist.engine.counts import CountReducer
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import Group
 from tfdist.notices import without_mirrored
@@ -25,7 +25,7 @@ from tfdist.strategies.stopping import Stopping
 from tfdist.tensors import unnumbered
 
 if TYPE_CHECKING:  # jobs without servers do not load these modules
-    from tfdist.parameter_server.tables.client import Form, TableClient
+    from tfdist.parameter_server.tables.client import TableClient, TableSpec
     from tfdist.parameter_server.tables.row_cache import CachePolicy
     from tfdist.strategies.servers.server_tables import ServerTables
 
@@ -78,7 +78,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         self.exchange.broadcast_once(tf.constant(0), f"the settings of strategy {group.number('strategy')}", settings)
         self.bridge = Bridge(group)
         self.stopping = Stopping()
-        self._counts = Counts(group, "who has another batch", self.stopping.own, self.stopping.learn)
+        self._counts = CountReducer(group, "who has another batch", self.stopping.own, self.stopping.learn)
         self._local_only = 0
         self._reads_for_keras: StepCalls | None = None
         self._reads_in_order = False
@@ -281,7 +281,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
             The number of these processes' replicas that have another batch, an int64 scalar.
         """
         counts = tf.stack([filled, samples])
-        if self.meets_in_steps and self.group.size > 1:
+        if self.synchronizes_steps and self.group.size > 1:
             counts = self._counts.sum(counts)
         replicas, total = tf.unstack(counts)
         with tf.control_dependencies([self.shares.set_total(total)]):
@@ -294,7 +294,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         """The error that ended the group's communication, or that with parameter servers; else None."""
         return self.group.failure or (None if self._tables is None else self._tables.failure)
 
-    def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient | None:
+    def table(self, name: str, form: TableSpec, cache: CachePolicy | None = None) -> TableClient | None:
         """Returns a table of an embedding's rows on the servers; see `tfdist.strategies.abilities.Ability`."""
         if self._tables is None:
             return None
@@ -312,7 +312,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         return self.group.is_writer
 
     @property
-    def saves_with_the_writer(self) -> bool:
+    def takes_part_in_saving(self) -> bool:
         """Whether each process takes part when the writer saves: with compression, each saves its residuals."""
         return self.compressor is not None
 

@@ -11,7 +11,7 @@ from tfdist.private.optimizers import variables_of
 from tfdist.seams.once import Once
 from tfdist.seams.optimizer import OptimizerCall
 from tfdist.seams.trainer import ModelCall
-from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import DelaysUpdates
 from tfdist.strategies.all_reduce.delayed_sums import DelayedSums
 from tfdist.strategies.keras import keras_optimizers
@@ -20,11 +20,11 @@ from tfdist.strategies.keras import keras_optimizers
 @Once
 def install() -> None:
     """Installs the hooks."""
-    keras_hooks.add_for_optimizers(OneStepLate)
-    keras_hooks.add(Settled)
+    keras_hooks.add_for_optimizers(DelayedOptimizerHooks)
+    keras_hooks.add(DelayedModelHooks)
 
 
-class OneStepLate(keras_hooks.OptimizerHooks[DelaysUpdates]):
+class DelayedOptimizerHooks(keras_hooks.OptimizerHooks[DelaysUpdates]):
     """Hooks of an optimizer that make each update with the sums of the step before."""
 
     ability = DelaysUpdates
@@ -45,7 +45,7 @@ class OneStepLate(keras_hooks.OptimizerHooks[DelaysUpdates]):
         pairs = [pair for pair in zip(call.arguments["grads"], variables, strict=True) if pair[0] is not None]
         if not pairs:
             return call.inner()  # raises Keras's error about missing gradients
-        sharing = at_work.sharing()
+        sharing = current_strategy.sharing()
         weight = tf.constant(1.0, tf.float64) if sharing is None else sharing.shares.weight()
         sums = self.extended.delayed_sums(optimizer, [variable for _, variable in pairs])
         ready, totals = sums.exchanged([tf.convert_to_tensor(gradient) for gradient, _ in pairs], weight)
@@ -107,7 +107,7 @@ def settle(model: Any, extended: DelaysUpdates) -> None:
         tf.function(lambda *given, update=update, strategy=strategy: strategy.run(update, given))(*given)
 
 
-class Settled(keras_hooks.ModelHooks[DelaysUpdates]):
+class DelayedModelHooks(keras_hooks.ModelHooks[DelaysUpdates]):
     """Hooks of a model that make its last updates before weights are read."""
 
     ability = DelaysUpdates

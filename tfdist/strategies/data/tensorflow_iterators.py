@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist.private import tensorflow as private
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
 
 
@@ -21,7 +21,7 @@ def _counted_by_all(original: Callable[..., Any]) -> Callable[..., Any]:
     """Counts the replicas that have data over all processes, from the local replicas' optionals."""
 
     def calculate(strategy: Any, input_workers: Any, optional_list: list[list[Any]]) -> Any:
-        extended = at_work.of_strategy(strategy, DataParallel)
+        extended = current_strategy.of_strategy(strategy, DataParallel)
         if extended is None:
             return original(strategy, input_workers, optional_list)
         return extended.count([optional for optionals in optional_list for optional in optionals])

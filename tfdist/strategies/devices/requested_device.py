@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import Ability
 
 
@@ -48,7 +48,7 @@ def check_replicas() -> None:
     Raises:
         ValueError: the strategy at work has several replicas in this process.
     """
-    extended = at_work.current(Ability)
+    extended = current_strategy.current(Ability)
     if extended is not None:
         _check(len(extended.worker_devices))
 

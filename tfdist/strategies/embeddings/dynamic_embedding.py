@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.row_policy import RowPolicy
-from tfdist.parameter_server.tables.client import Form, InProcess, Line, TableClient
+from tfdist.parameter_server.tables.client import InProcess, TableClient, TableConnections, TableSpec
 from tfdist.parameter_server.tables.row_cache import CachePolicy
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import Ability
 from tfdist.strategies.embeddings import keras_embeddings
 from tfdist.strategies.embeddings.embedded_rows import EmbeddedRows
@@ -31,7 +31,7 @@ class _Settings:
         cache: which rows a worker keeps; None keeps none.
     """
 
-    form: Form
+    form: TableSpec
     optimizer: dict[str, Any] | None
     cache: CachePolicy | None
 
@@ -91,14 +91,14 @@ class DynamicEmbedding(keras.layers.Layer):
         policy = RowPolicy(**policy) if isinstance(policy, dict) else policy or RowPolicy()
         described = None if optimizer is None else keras.optimizers.serialize(_optimizer(optimizer))
         cache = CachePolicy(**cache) if isinstance(cache, dict) else cache
-        self._settings = _Settings(Form(dim, initial, policy), described, cache)
+        self._settings = _Settings(TableSpec(dim, initial, policy), described, cache)
         self._rows: EmbeddedRows | None = None
         self.supports_jit = False
 
     def build(self, input_shape: Any) -> None:
         """Makes the table, on the parameter servers of the job if it has some."""
         form = self._settings.form
-        extended = at_work.current(Ability)
+        extended = current_strategy.current(Ability)
         table = None if extended is None else extended.table(self.name, form, self._settings.cache)
         if table is None:
             if tf.distribute.get_strategy().num_replicas_in_sync > 1:
@@ -107,7 +107,7 @@ class DynamicEmbedding(keras.layers.Layer):
                     'job parameter servers (`tfdist run --ps 1`, or a job "ps" in TF_CONFIG), or use '
                     "keras.layers.Embedding with a fixed size."
                 )
-            table = TableClient(Line([InProcess()]), self.name, form)
+            table = TableClient(TableConnections([InProcess()]), self.name, form)
         self._rows = EmbeddedRows(table, self._settings.optimizer)
         self._anchor = self.add_weight(
             name="anchor", shape=(0, form.dim), initializer="zeros", dtype=form.dtype, autocast=False
@@ -135,7 +135,7 @@ class DynamicEmbedding(keras.layers.Layer):
                 'dtype="int64", and hash strings (`keras.layers.Hashing`).'
             )
         create = tf.cast(training or False, tf.bool) if self.trainable else tf.constant(False)
-        sharing = at_work.sharing()
+        sharing = current_strategy.sharing()
         if sharing is not None:  # a stand-in row does not count as a use of its keys
             create = tf.logical_and(create, tf.logical_not(sharing.shares.is_empty()))
         found = self._rows.lookup(self._anchor, tf.cast(keys, tf.int64), create, is_told=training is not None)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.private.optimizers import apply_count, variables_of
 from tfdist.seams import optimizer
 from tfdist.seams.once import Once
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.data.shares import Shares, weighed
 from tfdist.strategies.embeddings.embedded_rows import rows_of
 from tfdist.strategies.keras import sequential_build
@@ -53,7 +53,7 @@ def _split(call: optimizer.OptimizerCall, gradients: list[Any], variables: list[
     for gradient, variable in zip(gradients, variables, strict=True):
         rows = rows_of(variable)
         if rows is not None and gradient is not None:
-            sharing = at_work.sharing()
+            sharing = current_strategy.sharing()
             rows.update(call.optimizer, gradient if sharing is None else _part_of_mean(gradient, sharing.shares))
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist.engine import host_calls
 from tfdist.private import tensorflow as private
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data.shares import weighed
 
@@ -43,9 +43,9 @@ def _all_gather(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _weighing_back(context: Any, collective: Callable[[Any], Any], value: Any, options: Any) -> Any:
     """Returns the result of a collective, with a weighted gradient."""
-    if at_work.current(DataParallel) is not None:
+    if current_strategy.current(DataParallel) is not None:
         host_calls.check("a collective")
-    extended = at_work.sharing()
+    extended = current_strategy.sharing()
     if extended is None or isinstance(options, private.WeighedOptions):
         return collective(value)
     weight = extended.shares.weight()

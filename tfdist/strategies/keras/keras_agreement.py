@@ -32,17 +32,17 @@ _SHOWN_CHARACTERS = 200
 
 def install() -> None:
     """Installs the hooks, which have to be further out than those that call collectives."""
-    keras_hooks.add(Agreement)
+    keras_hooks.add(ArgumentChecks)
 
 
-class Agreement(keras_hooks.ModelHooks[DataParallel]):
+class ArgumentChecks(keras_hooks.ModelHooks[DataParallel]):
     """Hooks that compare the arguments of a method on all processes, except under elastic membership."""
 
     ability = DataParallel
 
     def fit(self, call: ModelCall) -> None:
         """Compares the arguments of all processes."""
-        if not self.extended.acts_alike or call.is_within_fit:
+        if not self.extended.runs_in_lockstep or call.is_within_fit:
             return
         if self.extended.has_several_replicas:
             keras_steps.check_functions(call.model, call.name)
@@ -63,7 +63,7 @@ def agree(model: Any, extended: DataParallel, method: str, given: dict[str, Any]
     Raises:
         MismatchError: arguments differ between processes.
     """
-    exchange = extended.everyone
+    exchange = extended.all_processes
     if len(exchange.members) == 1 or extended.is_local_only:
         return
     facts = _facts(model, method, given)

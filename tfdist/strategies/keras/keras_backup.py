@@ -33,10 +33,10 @@ _METADATA = "training_metadata"
 
 def install() -> None:
     """Installs the hook."""
-    keras_hooks.add(ReadForAll)
+    keras_hooks.add(ChiefBackups)
 
 
-class ReadForAll(keras_hooks.ModelHooks[DataParallel]):
+class ChiefBackups(keras_hooks.ModelHooks[DataParallel]):
     """Hooks that have the chief write backups, and restore them on all ranks."""
 
     ability = DataParallel
@@ -66,9 +66,9 @@ def on_servers(given: list[Any], extended: UpdatesOnServers) -> list[Any]:
 
 def _of_task(callback: Any, worker: int) -> Any:
     if worker:
-        return OfWorker(callback, worker)
+        return WorkerEpochBackup(callback, worker)
     if not hasattr(callback, "_tfdist_shared"):
-        callback._tfdist_shared = files = Files(callback, *backups.methods_of(callback))
+        callback._tfdist_shared = files = BackupFiles(callback, *backups.methods_of(callback))
         backups.replace_methods(callback, files.load, files.save)
         callback.on_train_end = files.remove
     return callback
@@ -102,7 +102,7 @@ class _Shared:
     def __init__(self, callback: Any, extended: DataParallel) -> None:
         self._callback = callback
         self.extended = extended
-        self._files = Files(callback, *backups.methods_of(callback))
+        self._files = BackupFiles(callback, *backups.methods_of(callback))
         self._end = callback.on_train_end
         backups.replace_methods(callback, self.load, self.save)
         callback.on_train_end = self.end
@@ -124,44 +124,44 @@ class _Shared:
         failure = None
         try:
             with extended.reading_for_all():
-                extended.by_the_writer(model, self._files.load)
+                extended.run_on_writer(model, self._files.load)
         except Exception as error:
             if not extended.is_writer:
                 raise
             failure = error
         status = tf.constant([0 if failure is None else 1, initial_epoch(model)], tf.int64)
-        status = extended.everyone.broadcast_once(status, "what the backup holds", "int64 (2,)").numpy()
+        status = extended.all_processes.broadcast_once(status, "what the backup holds", "int64 (2,)").numpy()
         if failure is not None:
             raise RuntimeError(f"the backup in {callback.backup_dir} cannot be read: {failure}") from failure
         if status[0]:
             raise RuntimeError(
                 f"the chief could not read the backup in {callback.backup_dir}; see the error of rank "
-                f"{extended.everyone.members[0]} for the cause"
+                f"{extended.all_processes.members[0]} for the cause"
             )
         begin_at(model, int(status[1]))
         broadcast_state(model, extended)
         if status[1]:
-            keras_saving.restore_beside(model, extended, self._beside)
+            keras_saving.restore_training_state(model, extended, self._beside)
 
     def save(self) -> None:
         """Writes a backup: the chief writes the model, and every rank its residuals."""
         saves = self.extended.is_writer or keras_saving.compressor_of(self.extended) is not None
         if saves and "://" not in self._beside:
             Path(self._beside).parent.mkdir(parents=True, exist_ok=True)
-        keras_saving.save_beside(self._callback.model, self.extended, self._beside)
-        self.extended.by_the_writer(self._callback.model, self._files.save)
+        keras_saving.save_training_state(self._callback.model, self.extended, self._beside)
+        self.extended.run_on_writer(self._callback.model, self._files.save)
 
     def end(self, logs: Any = None) -> None:
         """Removes the backup, unless it is to be kept."""
         compressor = keras_saving.compressor_of(self.extended)
         if compressor is not None and self._callback.delete_checkpoint:
             compressor.file(self._beside).unlink(missing_ok=True)
-            self.extended.everyone.barrier()  # the chief then removes the directory, which may be a shared one
+            self.extended.all_processes.barrier()  # the chief then removes the directory, which may be a shared one
         if self.extended.is_writer:
             self._end(logs)
 
 
-class OfWorker(keras.callbacks.Callback):
+class WorkerEpochBackup(keras.callbacks.Callback):
     """A callback by which a restarted worker of parameter servers, which hold the weights, resumes at its next epoch.
 
     Args:
@@ -197,7 +197,7 @@ class OfWorker(keras.callbacks.Callback):
                 tf.io.gfile.remove(self._path)
 
 
-class Files:
+class BackupFiles:
     """A backup's files, on the process that writes them.
 
     Args:

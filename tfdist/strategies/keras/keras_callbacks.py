@@ -25,10 +25,10 @@ _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_
 
 def install() -> None:
     """Installs the hooks."""
-    keras_hooks.add(OfOthers, OnTheWriter)
+    keras_hooks.add(AdaptedCallbacks, WriterOnlyCallbacks)
 
 
-class OfOthers(keras_hooks.ModelHooks[Ability]):
+class AdaptedCallbacks(keras_hooks.ModelHooks[Ability]):
     """The hook of `fit` that asks all features' hooks to adapt the user's callbacks."""
 
     def fit(self, call: trainer.ModelCall) -> None:
@@ -36,7 +36,7 @@ class OfOthers(keras_hooks.ModelHooks[Ability]):
         call.arguments["callbacks"] = adapt(call.arguments["callbacks"], call.model)
 
 
-class OnTheWriter(keras_hooks.ModelHooks[Ability]):
+class WriterOnlyCallbacks(keras_hooks.ModelHooks[Ability]):
     """The hook that runs callbacks that write on the writer only, and without collectives."""
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
@@ -44,7 +44,7 @@ class OnTheWriter(keras_hooks.ModelHooks[Ability]):
         kept = []
         for callback in given:
             if isinstance(callback, WRITING):
-                saves = isinstance(callback, keras.callbacks.ModelCheckpoint) and self.extended.saves_with_the_writer
+                saves = isinstance(callback, keras.callbacks.ModelCheckpoint) and self.extended.takes_part_in_saving
                 if not self.extended.is_writer and not saves:
                     continue
                 _keep_local(callback, self.extended)

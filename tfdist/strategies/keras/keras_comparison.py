@@ -18,10 +18,10 @@ from tfdist.strategies.keras.keras_optimizers import accumulators
 
 def install() -> None:
     """Installs the hook, which has to be further in than those that make weights equal before `evaluate`."""
-    keras_hooks.add(OneModel)
+    keras_hooks.add(WeightComparison)
 
 
-class OneModel(keras_hooks.ModelHooks[DataParallel]):
+class WeightComparison(keras_hooks.ModelHooks[DataParallel]):
     """The hook that checks, before the user's `evaluate`, that all processes have the same model."""
 
     ability = DataParallel
@@ -68,7 +68,7 @@ def _compared(model: Any, extended: DataParallel) -> list[Any]:
     optimizer = model.optimizer
     kept = [] if optimizer is None else optimizer.variables
     own = {id(variable) for variable in accumulators(optimizer)}
-    own.update(id(variable) for variable in extended.of_each(model))
+    own.update(id(variable) for variable in extended.per_process_variables(model))
     everything = [*model.weights, *(variable for variable in kept if id(variable) not in own)]
     return [one for one in everything if extended.holds(model, one)]
 

@@ -17,7 +17,7 @@ from tfdist.private.epochs import spec_of
 from tfdist.private.keras import py_dataset_adapter, tf_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
-from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.data.datasets import SharedDataset
 from tfdist.strategies.data.row_checks import rows_of_model
@@ -91,7 +91,7 @@ def _local(batch: Any) -> Any:
 
 def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
     def __init__(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
-        extended = at_work.of_strategy(distribute_strategy, DataParallel)
+        extended = current_strategy.of_strategy(distribute_strategy, DataParallel)
         if extended is None:
             original(self, distribute_strategy, *args, **kwargs)
             return
@@ -118,7 +118,9 @@ def _shuffling_alike(extended: DataParallel) -> Iterator[int]:
     """
     own = private.global_seed()
     state = np.array([own is not None, own or 0, random.SystemRandom().getrandbits(31)], np.int64)
-    agreed = extended.everyone.broadcast_once(tf.constant(state), "the seed for shuffling data", "int64 (3,)").numpy()
+    agreed = extended.all_processes.broadcast_once(
+        tf.constant(state), "the seed for shuffling data", "int64 (3,)"
+    ).numpy()
     if agreed[0]:
         seed = int(agreed[1]) + extended.reader
         with private.seeded(seed):

@@ -14,20 +14,20 @@ from tfdist.strategies.keras import keras_comparison
 
 def install() -> None:
     """Installs the hook."""
-    keras_hooks.add(Ending)
+    keras_hooks.add(EpochEndHooks)
 
 
-class Ending(keras_hooks.ModelHooks[DataParallel]):
-    """The hook that makes `Together` the last callback of `fit`, except under elastic membership."""
+class EpochEndHooks(keras_hooks.ModelHooks[DataParallel]):
+    """The hook that makes `EpochSynchronization` the last callback of `fit`, except under elastic membership."""
 
     ability = DataParallel
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
-        """Adds the callback `Together`, where all processes call `fit` together."""
-        return [*given, Together(self.extended)] if self.extended.acts_alike else given
+        """Adds the callback `EpochSynchronization`, where all processes call `fit` together."""
+        return [*given, EpochSynchronization(self.extended)] if self.extended.runs_in_lockstep else given
 
 
-class Together(keras.callbacks.Callback):
+class EpochSynchronization(keras.callbacks.Callback):
     """A callback that stops all ranks after the same epoch if any requests it, and compares their weights.
 
     Args:
@@ -42,13 +42,13 @@ class Together(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Begins without requests to stop."""
         # A callback of another `fit` may have called this one: its requests are restored at the end.
-        self._before = self._extended.stopping.is_wished
+        self._before = self._extended.stopping.is_requested
         self._extended.stopping.begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Defers ``stop_training`` until all ranks know of it: the others would wait for a rank that stops now."""
-        if self.model.stop_training and len(self._extended.everyone.members) > 1:
-            self._extended.stopping.is_wished, self.model.stop_training = True, False
+        if self.model.stop_training and len(self._extended.all_processes.members) > 1:
+            self._extended.stopping.is_requested, self.model.stop_training = True, False
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Agrees with all ranks on ``stop_training``, and compares weights.
@@ -56,9 +56,9 @@ class Together(keras.callbacks.Callback):
         Raises:
             MismatchError: weights are not equal on all ranks.
         """
-        stop = int(self._extended.stopping.is_wished or self.model.stop_training)
+        stop = int(self._extended.stopping.is_requested or self.model.stop_training)
         stops = keras_comparison.compare(self.model, self._extended, f"after epoch {epoch + 1}", stop) > 0
-        everyone = self._extended.everyone
+        everyone = self._extended.all_processes
         if everyone is not self._extended.exchange:  # replicas are on several processes
             stops = bool(everyone.all_gather(tf.constant([stops])).numpy().any())
         self.model.stop_training = stops
@@ -70,6 +70,6 @@ class Together(keras.callbacks.Callback):
         Raises:
             MismatchError: weights are not equal on all ranks.
         """
-        self._extended.stopping.is_wished = self._before
+        self._extended.stopping.is_requested = self._before
         if self._extended.checks_weights:
             keras_comparison.compare(self.model, self._extended, "after the training")

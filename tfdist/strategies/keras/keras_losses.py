@@ -14,7 +14,8 @@ loss that is a mean over samples, as most are, needs no correction. Others are c
 
 Where processes take steps on their own and average their weights, sums are also multiplied by the number of processes.
 
-Likewise, losses are corrected where a replica computes them for parts of its share, one after another (`of_part`).
+Likewise, losses are corrected where a replica computes them for parts of its share, one after another
+(`micro_batch_losses`).
 
 A loss that is not a mean over samples, such as the square root of one or a Dice coefficient over the batch, becomes the
 mean of the shares' values. Outside `fit`, `evaluate` and similar methods, the rules of Keras and TensorFlow apply:
@@ -34,7 +35,7 @@ import tensorflow as tf
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import losses
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras.keras_variables import state_of_step
 
@@ -90,7 +91,7 @@ class _Share:
         """Returns the factor of a sum over the part: N/n, times the number of processes if they average weights."""
         return self.inverse_weight() * self._extended.averaging_processes
 
-    def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
+    def divisor_correction(self, divisor: tf.Tensor) -> tf.Tensor:
         """Returns the factor that replaces the part's own divisor by that of the whole batch, times N/n."""
         own = tf.cast(divisor, tf.float64)
         replica = tf.distribute.get_replica_context()
@@ -120,7 +121,7 @@ class _PartOfShare:
         """Returns the factor of a sum over the part."""
         return self._inverse if self._share is None else self._inverse * self._share.weight_of_sums()
 
-    def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
+    def divisor_correction(self, divisor: tf.Tensor) -> tf.Tensor:
         """Returns the factor that replaces the part's own divisor by the next of the whole batch's divisors.
 
         Raises:
@@ -135,7 +136,7 @@ class _PartOfShare:
         return tf.math.divide_no_nan(tf.cast(divisor, tf.float64), of_batch) * self.inverse_weight()
 
 
-class _Noting:
+class _DivisorRecorder:
     """A recorder of the divisors of losses, with factors of 1.
 
     Attributes:
@@ -153,7 +154,7 @@ class _Noting:
         """Returns 1, because the loss is not that of a part."""
         return self.inverse_weight()
 
-    def of_all(self, divisor: tf.Tensor) -> tf.Tensor:
+    def divisor_correction(self, divisor: tf.Tensor) -> tf.Tensor:
         """Records the divisor, and returns 1."""
         self.divisors.append(tf.cast(divisor, tf.float64))
         return self.inverse_weight()
@@ -162,17 +163,17 @@ class _Noting:
 class _Computed(threading.local):
     """The part of a batch that this thread computes losses of; None for a replica's share or a whole batch."""
 
-    part: _PartOfShare | _Noting | None = None
+    part: _PartOfShare | _DivisorRecorder | None = None
 
 
 _computed = _Computed()
 
 
-def _part() -> _Share | _PartOfShare | _Noting | None:
+def _part() -> _Share | _PartOfShare | _DivisorRecorder | None:
     """Returns the factors for the losses that are being computed; None for those of a whole batch."""
     if _computed.part is not None:
         return _computed.part
-    extended = at_work.sharing()
+    extended = current_strategy.sharing()
     return None if extended is None else _Share(extended)
 
 
@@ -182,7 +183,7 @@ def noting_divisors() -> Iterator[list[tf.Tensor]]:
 
     Divisors are numbers of valid steps and sums of sample weights, float64 scalars.
     """
-    noting = _Noting()
+    noting = _DivisorRecorder()
     before, _computed.part = _computed.part, noting
     try:
         yield noting.divisors
@@ -191,14 +192,14 @@ def noting_divisors() -> Iterator[list[tf.Tensor]]:
 
 
 @contextlib.contextmanager
-def of_part(divisors: Sequence[tf.Tensor], weight: tf.Tensor) -> Iterator[None]:
+def micro_batch_losses(divisors: Sequence[tf.Tensor], weight: tf.Tensor) -> Iterator[None]:
     """Context for the losses of one part of a replica's batch: the mean over parts is the loss of the whole batch.
 
     Args:
         divisors: divisors of the batch of all replicas, as `noting_divisors` yields them.
         weight: the part's samples divided by those of the replica's batch, a float64 scalar.
     """
-    extended = at_work.sharing()
+    extended = current_strategy.sharing()
     share = None if extended is None else _Share(extended)
     before, _computed.part = _computed.part, _PartOfShare(divisors, weight, share)
     try:
@@ -228,7 +229,7 @@ def _of_the_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         if reduction == "sum":
             return _times(loss, part.weight_of_sums())
         if reduction == "mean_with_sample_weight" and sample_weight is not None:
-            return _times(loss, part.of_all(tf.reduce_sum(sample_weight)))
+            return _times(loss, part.divisor_correction(tf.reduce_sum(sample_weight)))
         return loss
 
     return reduce_values
@@ -241,7 +242,7 @@ def _over_valid_steps_of_all(original: Callable[..., Any]) -> Callable[..., Any]
         if part is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
             return weight
         valid = tf.reduce_sum(tf.cast(mask, tf.float64))
-        return _times(weight, part.of_all(valid))
+        return _times(weight, part.divisor_correction(valid))
 
     return apply_mask
 
@@ -293,7 +294,7 @@ def _numbers_of_a_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     """Weights a scalar that a step passes to a `Mean` without a weight by the share's samples."""
 
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> None:
-        extended = at_work.sharing()
+        extended = current_strategy.sharing()
         if extended is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
             sample_weight = extended.shares.weight()
         return original(self, values, sample_weight)

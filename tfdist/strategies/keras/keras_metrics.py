@@ -19,7 +19,7 @@ from tfdist.private import models
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import backend, base_trainer, tree
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras.keras_variables import MERGED_BY, merge_by_extreme
 
@@ -35,7 +35,7 @@ def install() -> None:
 
 def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_metrics_result(self: Any) -> Any:
-        extended = at_work.of_model(self, DataParallel)
+        extended = current_strategy.of_model(self, DataParallel)
         if extended is None or _is_of_a_replica_or_symbolic():
             return original(self)
         variables = [variable for metric in self.metrics for variable in metric.variables]
@@ -54,7 +54,9 @@ def _read(result: Any) -> Any:
 
 
 def _is_of_a_replica_or_symbolic() -> bool:
-    is_of_a_replica = at_work.current(DataParallel) is not None and tf.distribute.get_replica_context() is not None
+    is_of_a_replica = (
+        current_strategy.current(DataParallel) is not None and tf.distribute.get_replica_context() is not None
+    )
     return is_of_a_replica or backend.in_stateless_scope()
 
 
@@ -154,7 +156,7 @@ def _as_kept(variable: Any, total: tf.Tensor, extended: DataParallel, locally: b
 # How a step updates a variable.
 
 
-def learn(variable: Any, values: Sequence[Any]) -> None:
+def infer_merge_rule(variable: Any, values: Sequence[Any]) -> None:
     """Finds in the graph how a metric's variable is updated, and warns if summing its copies may be wrong.
 
     Args:
@@ -193,7 +195,7 @@ def _update(variable: Any, value: Any) -> str:
         return "other" if operation.type not in ("Placeholder", "Const", "Fill", "ZerosLike") else "unknown"
     combined, operands, subtracted = _combined(operation, kind)
     handles = [part.op.inputs[0] for part in operands if part.op.type == "ReadVariableOp"]
-    return kind if any(_reads_it_once(one, combined, operands, subtracted) for one in handles) else "other"
+    return kind if any(_is_additive_update(one, combined, operands, subtracted) for one in handles) else "other"
 
 
 def _combined(operation: Any, kind: str) -> tuple[list[Any], list[Any], list[Any]]:
@@ -213,7 +215,7 @@ def _combined(operation: Any, kind: str) -> tuple[list[Any], list[Any], list[Any
     return operations, operands, subtracted
 
 
-def _reads_it_once(handle: Any, combined: list[Any], operands: list[Any], subtracted: list[Any]) -> bool:
+def _is_additive_update(handle: Any, combined: list[Any], operands: list[Any], subtracted: list[Any]) -> bool:
     """Returns whether exactly one operand is the variable's value, and no other operand depends on that value.
 
     Otherwise, as in ``mean + (x - mean) * k / n``, the changes of several replicas do not add up.

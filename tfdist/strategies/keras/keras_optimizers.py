@@ -22,7 +22,7 @@ from tfdist.private.keras import base_optimizer, tf_optimizer
 from tfdist.private.optimizers import accumulated_by, key_of
 from tfdist.seams.optimizer import OptimizerCall, Update, update_of, within_update
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data.shares import weighed
 from tfdist.strategies.keras.keras_variables import state_of_step
@@ -102,9 +102,9 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
     def _is_summed_before_the_check(self, optimizer: Any, gradients: Sequence[Any], variables: Any) -> bool:
         inner, extended = optimizer.inner_optimizer, self.extended
         return (
-            at_work.sharing() is not None
+            current_strategy.sharing() is not None
             and not _summed.before
-            and extended.meets_in_steps
+            and extended.synchronizes_steps
             and len(extended.worker_devices) == 1
             and variables is not None
             and type(inner).apply is base_optimizer.BaseOptimizer.apply
@@ -132,7 +132,7 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
         update.is_summed = _summed.before
         if update.is_summed:
             return gradients
-        sharing = at_work.sharing()
+        sharing = current_strategy.sharing()
         if sharing is not None:
             weight = sharing.shares.weight()
             if self._can_be_weighed_on_the_way(update, gradients):
@@ -167,7 +167,7 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
         for gradient, variable in zip(own, update.variables, strict=True):
             if tf.is_symbolic_tensor(gradient):
                 gradient.set_shape(variable.shape)  # a tensor of unknown size would get a collective of its own
-        sharing, norms, state = at_work.sharing(), self.extended.norms, state_of_step()
+        sharing, norms, state = current_strategy.sharing(), self.extended.norms, state_of_step()
         if state is not None:
             beside += state.means(weighs=update.weight is None)
         if norms is not None and sharing is not None:
@@ -195,7 +195,7 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
         def largest(strategy: Any, *values: Any) -> list[tf.Tensor]:
             parts = [strategy.experimental_local_results(value) for value in values]
             names = [variable.path for variable in variables]
-            return self.extended.in_steps.all_reduce(
+            return self.extended.step_bridge.all_reduce(
                 [tf.reduce_max(tf.stack(part), axis=0) for part in parts], combine=np.maximum, names=names
             )
 
@@ -207,7 +207,7 @@ class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
         if _summed.before:
             return is_finite
         infinite = tf.cast(tf.logical_not(is_finite), tf.int32)
-        sharing = at_work.sharing()
+        sharing = current_strategy.sharing()
         if sharing is not None:
             infinite = tf.where(sharing.shares.is_empty(), 0, infinite)
         replica = tf.distribute.get_replica_context()
@@ -244,7 +244,7 @@ class _OptimizerOps:
         return getattr(self._ops, name)
 
     def cond(self, pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-        extended = at_work.current(DataParallel)
+        extended = current_strategy.current(DataParallel)
         replica = tf.distribute.get_replica_context()
         if extended is None or replica is None or len(extended.worker_devices) == 1:
             return self._ops.cond(pred, true_fn, false_fn)

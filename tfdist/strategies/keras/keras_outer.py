@@ -58,7 +58,7 @@ def restore(model: Any, extended: Ability, prefix: Any) -> None:
     """
     if not isinstance(extended, TrainsInRounds):
         return
-    everyone, path = extended.everyone, _file(prefix)
+    everyone, path = extended.all_processes, _file(prefix)
     own = path.read_bytes() if extended.is_writer and "://" not in os.fspath(prefix) and path.exists() else b""
     length = tf.constant([len(own)], tf.int64)
     size = int(everyone.broadcast_once(length, "the size of outer optimizers' states", "int64 (1,)")[0])

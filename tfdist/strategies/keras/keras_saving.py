@@ -19,17 +19,17 @@ from tfdist.engine.group import Group
 from tfdist.private.keras import saving_api
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
-from tfdist.strategies import at_work, atomic_files, keras_hooks
+from tfdist.strategies import atomic_files, current_strategy, keras_hooks
 from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.keras import keras_outer
 from tfdist.strategies.keras.keras_variables import broadcast_state
-from tfdist.strategies.round_abilities import ComesAndGoes
+from tfdist.strategies.round_abilities import ElasticMembership
 
 log = logging.getLogger("tfdist")
 
 
 class _Saving(threading.local):
-    """The state of a thread: whether it saves files without calling `save_beside`."""
+    """The state of a thread: whether it saves files without calling `save_training_state`."""
 
     alone = False
 
@@ -39,7 +39,7 @@ _saving = _Saving()
 
 @contextlib.contextmanager
 def without_others() -> Iterator[None]:
-    """Context in which saving a model does not call `save_beside`, because the caller has done so."""
+    """Context in which saving a model does not call `save_training_state`, because the caller has done so."""
     _saving.alone = True
     try:
         yield
@@ -59,7 +59,7 @@ def install() -> None:
 
 def _saved_by_method(original: Callable[..., Any]) -> Callable[..., Any]:
     def save_model(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if at_work.of_model(model, Ability) is None:
+        if current_strategy.of_model(model, Ability) is None:
             return original(model, *args, **kwargs)
         return model.save(*args, **kwargs)
 
@@ -72,7 +72,7 @@ class WrittenOnce(keras_hooks.ModelHooks[Ability]):
     def save(self, call: ModelCall) -> None:
         """Saves a model or its weights, and the residuals and outer optimizers' states beside it."""
         if not _saving.alone:
-            save_beside(call.model, self.extended, call.arguments["filepath"])
+            save_training_state(call.model, self.extended, call.arguments["filepath"])
         self._by_the_writer(call, _atomically if _is_one_new_file(call.arguments) else ModelCall.inner)
 
     save_weights = save
@@ -82,7 +82,7 @@ class WrittenOnce(keras_hooks.ModelHooks[Ability]):
         self._by_the_writer(call, ModelCall.inner)
 
     def _by_the_writer(self, call: ModelCall, write: Callable[[ModelCall], Any]) -> None:
-        call.replace(lambda: self.extended.by_the_writer(call.model, lambda: write(call)))
+        call.replace(lambda: self.extended.run_on_writer(call.model, lambda: write(call)))
 
 
 def _atomically(call: ModelCall) -> Any:
@@ -112,27 +112,27 @@ def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
     """Has the chief read the weights and broadcast them, so that only the chief needs the file."""
 
     def load_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.of_model(self, DataParallel)
-        if extended is None or extended.is_reading_for_all:
+        extended = current_strategy.of_model(self, DataParallel)
+        if extended is None or extended.broadcasts_loaded_weights:
             return original(self, filepath, *args, **kwargs)
         failure = None
         try:
-            extended.by_the_writer(self, lambda: original(self, filepath, *args, **kwargs))
+            extended.run_on_writer(self, lambda: original(self, filepath, *args, **kwargs))
         except Exception as error:
             if not extended.is_writer:
                 raise
             failure = error
         failed = tf.constant([int(failure is not None)], tf.int32)
-        failed = extended.everyone.broadcast_once(failed, "whether the chief could load the weights", "int32 (1,)")
+        failed = extended.all_processes.broadcast_once(failed, "whether the chief could load the weights", "int32 (1,)")
         if failure is not None:
             raise failure
         if bool(failed[0]):
             raise OSError(
                 f"the chief could not load the weights from {filepath}; see the error of rank "
-                f"{extended.everyone.members[0]} for the cause"
+                f"{extended.all_processes.members[0]} for the cause"
             )
         keras_outer.restore(self, extended, filepath)
-        if isinstance(extended, ComesAndGoes):
+        if isinstance(extended, ElasticMembership):
             extended.share_loaded(self)
         else:
             broadcast_state(self, extended)
@@ -146,20 +146,20 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
     """Has all ranks load a model together under a strategy's scope, after the chief has finished writing."""
 
     def load_model(filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        extended = at_work.current(DataParallel)
+        extended = current_strategy.current(DataParallel)
         if extended is None:
             return original(filepath, *args, **kwargs)
-        extended.everyone.barrier()
+        extended.all_processes.barrier()
         extended.await_file(filepath)
         model = original(filepath, *args, **kwargs)
-        extended.everyone.barrier()  # the chief has loaded the rows of embeddings, too
-        restore_beside(model, extended, filepath)
+        extended.all_processes.barrier()  # the chief has loaded the rows of embeddings, too
+        restore_training_state(model, extended, filepath)
         return model
 
     return load_model
 
 
-def save_beside(model: Any, extended: Ability, path: Any) -> None:
+def save_training_state(model: Any, extended: Ability, path: Any) -> None:
     """Saves training state that is not in a model's file: residuals, and the states of outer optimizers.
 
     Args:
@@ -173,8 +173,8 @@ def save_beside(model: Any, extended: Ability, path: Any) -> None:
     keras_outer.save(model, extended, path)
 
 
-def restore_beside(model: Any, extended: Ability, path: Any) -> None:
-    """Restores the state that `save_beside` has saved, on all processes.
+def restore_training_state(model: Any, extended: Ability, path: Any) -> None:
+    """Restores the state that `save_training_state` has saved, on all processes.
 
     Args:
         model: a Keras model.

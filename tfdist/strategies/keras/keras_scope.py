@@ -11,14 +11,14 @@ import tensorflow as tf
 from tfdist.private import optimizers
 from tfdist.private.models import strategy_of
 from tfdist.seams import trainer
-from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import Ability, UpdatesOnServers
 
 
 def install() -> None:
     """Installs the hooks."""
-    trainer.points.provide([MadeElsewhere], lambda model: [MadeElsewhere()] if _is_in_a_scope() else [])
-    keras_hooks.add(MadeInside)
+    trainer.points.provide([ScopeChecks], lambda model: [ScopeChecks()] if _is_in_a_scope() else [])
+    keras_hooks.add(ServerScopeChecks)
 
 
 def check(optimizer: Any, variables: Sequence[Any], strategy: tf.distribute.Strategy) -> None:
@@ -49,10 +49,10 @@ def _is_made_in(strategy: tf.distribute.Strategy, variable: Any) -> bool:
 
 
 def _is_in_a_scope() -> bool:
-    return at_work.current(Ability) is not None and tf.distribute.in_cross_replica_context()
+    return current_strategy.current(Ability) is not None and tf.distribute.in_cross_replica_context()
 
 
-class MadeElsewhere(trainer.TrainerHooks):
+class ScopeChecks(trainer.TrainerHooks):
     """Hooks of models that are used in the scope of a strategy, but may have been made outside of it."""
 
     def compile(self, call: trainer.ModelCall) -> None:
@@ -69,13 +69,13 @@ class MadeElsewhere(trainer.TrainerHooks):
         Raises:
             ValueError: the model was not made under a strategy with parameter servers.
         """
-        if at_work.current(UpdatesOnServers) is not None:
+        if current_strategy.current(UpdatesOnServers) is not None:
             _check_model(call.model, UpdatesOnServers)
 
     train_on_batch = fit
 
 
-class MadeInside(keras_hooks.ModelHooks[UpdatesOnServers]):
+class ServerScopeChecks(keras_hooks.ModelHooks[UpdatesOnServers]):
     """Hooks that check that the variables and the optimizer were made in the scope, if servers update them."""
 
     ability = UpdatesOnServers
@@ -95,7 +95,7 @@ class MadeInside(keras_hooks.ModelHooks[UpdatesOnServers]):
 
 
 def _check_model(model: Any, ability: type[Ability]) -> None:
-    if at_work.of_model(model, ability) is None:
+    if current_strategy.of_model(model, ability) is None:
         raise ValueError(
             f"created outside of strategy.scope(): the model {model.name}, which is compiled or trained inside of it. "
             "Create the model and its layers inside `with strategy.scope():`, too."

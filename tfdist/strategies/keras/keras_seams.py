@@ -51,7 +51,7 @@ from tfdist.private.keras import seed_generator, tf_trainer, tree
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
-from tfdist.strategies import at_work, keras_hooks, keras_unsynchronized
+from tfdist.strategies import current_strategy, keras_hooks, keras_unsynchronized
 from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.data import tensorflow_iterators
 from tfdist.strategies.keras import (
@@ -95,7 +95,7 @@ def is_installed() -> bool:
 def install() -> None:
     """Installs the seams that all strategies need, once. Further ones are installed by some strategies' `extended`."""
     tensorflow_iterators.install()
-    keras_hooks.add(OfAnyStrategy, SaidOnce, InOrder)
+    keras_hooks.add(CommonHooks, WriterProgress, InOrder)
     keras_callbacks.install()
     keras_epochs.install()
     keras_backup.install()
@@ -117,7 +117,7 @@ def install() -> None:
     keras_agreement.install()
 
 
-class OfAnyStrategy(keras_hooks.ModelHooks[Ability]):
+class CommonHooks(keras_hooks.ModelHooks[Ability]):
     """Hooks for the models of all strategies: the scope of `compile`, and the errors of graphs."""
 
     def compile(self, call: ModelCall) -> contextlib.AbstractContextManager[Any]:
@@ -131,7 +131,7 @@ class OfAnyStrategy(keras_hooks.ModelHooks[Ability]):
         return failure.with_traceback(None) if isinstance(failure, Exception) else None
 
 
-class SaidOnce(keras_hooks.ModelHooks[Ability]):
+class WriterProgress(keras_hooks.ModelHooks[Ability]):
     """Hooks by which only the writer shows progress, unless ``verbose`` is set."""
 
     def fit(self, call: ModelCall) -> None:
@@ -165,7 +165,7 @@ def _folded(original: Callable[..., Any]) -> Callable[..., Any]:
     def next_seed(self: Any, *args: Any, **kwargs: Any) -> Any:
         seed = original(self, *args, **kwargs)
         replica = tf.distribute.get_replica_context()
-        extended = at_work.current(DataParallel)
+        extended = current_strategy.current(DataParallel)
         if extended is None or replica is None or not isinstance(seed, tf.Tensor):
             return seed
         if not extended.has_several_replicas and not extended.reader:

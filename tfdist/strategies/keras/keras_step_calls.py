@@ -28,10 +28,10 @@ _WITH_LOGS = ("on_batch_end", "on_train_batch_end", "on_test_batch_end")
 
 def install() -> None:
     """Installs the hooks, which have to be further in than those that compare the processes' arguments."""
-    keras_hooks.add(Needed)
+    keras_hooks.add(StepCollectives)
 
 
-class Needed(keras_hooks.ModelHooks[DataParallel]):
+class StepCollectives(keras_hooks.ModelHooks[DataParallel]):
     """Hooks that choose the collectives of steps: those that the callbacks of any process need."""
 
     ability = DataParallel
@@ -39,12 +39,17 @@ class Needed(keras_hooks.ModelHooks[DataParallel]):
     def fit(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
         """Agrees on the collectives of steps. All processes have been given data of the same kinds."""
         extended, given = self.extended, call.arguments
-        if call.is_within_fit or not extended.acts_alike or extended.is_local_only or not extended.has_several_replicas:
+        if (
+            call.is_within_fit
+            or not extended.runs_in_lockstep
+            or extended.is_local_only
+            or not extended.has_several_replicas
+        ):
             return None
         callbacks = listed(given["callbacks"])
         needs = [call.name == "fit" and any(map(may_end_steps, callbacks)), any(map(reads_logs_of_steps, callbacks))]
-        if len(extended.everyone.members) > 1:
-            needs = extended.everyone.all_gather(tf.constant([needs])).numpy().any(axis=0)
+        if len(extended.all_processes.members) > 1:
+            needs = extended.all_processes.all_gather(tf.constant([needs])).numpy().any(axis=0)
         ends, reads = map(bool, needs)
         may_differ = any(map(_may_have_other_samples, (given["x"], given.get("validation_data"))))
         calls = StepCalls(counts_batches=ends, compares_samples=may_differ and not ends, merges_logs=reads)
@@ -74,7 +79,7 @@ class Needed(keras_hooks.ModelHooks[DataParallel]):
         if not extended.step_calls.compares_samples or extended.is_local_only:
             return
         samples = str(extended.shares.take_tally())
-        exchange = extended.everyone
+        exchange = extended.all_processes
         for values in exchange.compare("the samples of an epoch", {"samples": samples}).values():
             raise MismatchError(
                 f"rank {exchange.rank}: the batches of an epoch have different numbers of samples on different ranks: "
@@ -90,7 +95,7 @@ def calls_of(extended: DataParallel, data: Any) -> StepCalls:
         extended: the strategy's `extended`.
         data: the argument ``x`` of `fit`, or such data for validation.
     """
-    if not extended.meets_in_steps or not extended.acts_alike:
+    if not extended.synchronizes_steps or not extended.runs_in_lockstep:
         return StepCalls()
     if extended.is_local_only:
         return StepCalls(counts_batches=False, merges_logs=False)

@@ -16,7 +16,7 @@ from tfdist.private.keras import backend, tf_trainer, tree
 from tfdist.private.models import strategy_of
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall, WithPredictStep
-from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data.datasets import SharedIterator
 from tfdist.strategies.data.row_checks import fixed_rows, readable, rows_of_state
@@ -120,7 +120,7 @@ class Step:
             of_layers.merge()
             of_metrics.forget_stand_in(self._assigned)
         for variable in self._assigned.among(kept):
-            keras_metrics.learn(variable, self._assigned.values.get(id(variable), []))
+            keras_metrics.infer_merge_rule(variable, self._assigned.values.get(id(variable), []))
         _last_steps[extended] = self
         self._assigned.values.clear()
         return outputs
@@ -168,7 +168,7 @@ class Step:
         """
         flat = [extended._container_strategy().experimental_local_results(value) for value in tree.flatten(outputs)]
         numbers = [place for place, kind in enumerate(self._kinds) if isinstance(kind, tf.DType)]
-        merges = extended.meets_in_steps and (self._merges or not self._has_results_only)
+        merges = extended.synchronizes_steps and (self._merges or not self._has_results_only)
         state, sums = keras_metrics.merged_beside(
             self._variables_of_results(),
             [tf.add_n(flat[place]) for place in numbers],
@@ -318,14 +318,14 @@ def _ended_by_a_wish(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @contextlib.contextmanager
     def catch_stop_iteration(self: Any) -> Iterator[None]:
-        extended = at_work.of_strategy(strategy_of(self), DataParallel)
+        extended = current_strategy.of_strategy(strategy_of(self), DataParallel)
         with original(self):
             try:
                 yield
             except (StopIteration, tf.errors.OutOfRangeError):
-                if extended is None or not extended.stopping.is_found:
+                if extended is None or not extended.stopping.ended_by_request:
                     raise
-                extended.stopping.is_found = False
+                extended.stopping.ended_by_request = False
                 end_epoch(self)
 
     return catch_stop_iteration
@@ -335,13 +335,13 @@ def _of_own_data(batches: Any, extended: DataParallel) -> Iterator[Any]:
     """Yields batches that every process passes itself (`train_on_batch`): each local replica gets all rows."""
     for batch in batches:
         samples = batch_size(batch) * len(extended.worker_devices)
-        extended.shares.set_total(extended.in_steps.all_reduce([samples])[0])
+        extended.shares.set_total(extended.step_bridge.all_reduce([samples])[0])
         yield batch
 
 
 def _over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
-        sharing = at_work.of_strategy(strategy, DataParallel)
+        sharing = current_strategy.of_strategy(strategy, DataParallel)
         if sharing is None or not sharing.has_several_replicas:
             return original(values, strategy, reduction)
         if reduction == "concat":

@@ -29,7 +29,7 @@ from tfdist.private.models import layers_of, state_of, strategy_of, value_of
 from tfdist.private.optimizers import strategy_of as strategy_of_optimizer
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
-from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import Ability, DataParallel, HasStages, UpdatesOnServers
 from tfdist.strategies.data.shares import Shares, weighed
 from tfdist.strategies.round_abilities import TrainsInRounds
@@ -77,7 +77,7 @@ def check_scope(model: Any) -> None:
     Raises:
         ValueError: a variable or the optimizer was made outside the scope.
     """
-    extended = at_work.of_model(model, Ability)
+    extended = current_strategy.of_model(model, Ability)
     outside = [
         variable.path
         for variable in (*model.variables, *model.metrics_variables)
@@ -145,15 +145,15 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def _direct_assign(self: Any, value: Any) -> None:
         assigned = _calling.assigned
-        if assigned is None or at_work.sharing() is None:
-            if assigned is not None and at_work.current(UpdatesOnServers) is not None:
+        if assigned is None or current_strategy.sharing() is None:
+            if assigned is not None and current_strategy.current(UpdatesOnServers) is not None:
                 assigned.note(self, value)
             if not _assigned_to_all_copies(self, value):
                 original(self, value)
                 _note_assignment_of_the_user(self)
             return
         assigned.note(self, value)
-        if self.synchronization != "on_read" and at_work.current(DataParallel) is None:
+        if self.synchronization != "on_read" and current_strategy.current(DataParallel) is None:
             original(self, value)
             return
         copy_of(self).assign(tf.cast(value, self._value.dtype), read_value=False)
@@ -164,7 +164,7 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
 def _note_assignment_of_the_user(variable: Any) -> None:
     if tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None:
         return
-    extended = at_work.of_strategy(strategy_of(value_of(variable)), TrainsInRounds)
+    extended = current_strategy.of_strategy(strategy_of(value_of(variable)), TrainsInRounds)
     if extended is not None and tf.executing_eagerly():
         extended.assigned(variable)
 
@@ -186,7 +186,7 @@ def _assigned_to_all_copies(variable: Any, value: Any) -> bool:
     in_a_replica = tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None
     if in_a_replica or variable.synchronization != "on_read" or not private.is_distributed_variable(value_of(variable)):
         return False
-    if at_work.of_strategy(strategy_of(value_of(variable)), DataParallel) is None:
+    if current_strategy.of_strategy(strategy_of(value_of(variable)), DataParallel) is None:
         return False
     parts = 1
     if variable.aggregation in ("sum", "none") and getattr(variable, MERGED_BY, "sum") == "sum":
@@ -219,7 +219,11 @@ def _readable(original: Callable[..., Any]) -> Callable[..., Any]:
     """Lets metric variables with the aggregation "none" be read while Keras builds; tfdist merges them itself."""
 
     def _map_aggregation(self: Any, aggregation: str) -> Any:
-        if aggregation == "none" and self.synchronization == "on_read" and at_work.current(DataParallel) is not None:
+        if (
+            aggregation == "none"
+            and self.synchronization == "on_read"
+            and current_strategy.current(DataParallel) is not None
+        ):
             aggregation = "sum"
         return original(self, aggregation)
 
@@ -237,7 +241,7 @@ def state_of_layers(model: Any) -> list[Any]:
 
     Frozen weights are not among them, nor metrics.
     """
-    extended = at_work.of_model(model, Ability)
+    extended = current_strategy.of_model(model, Ability)
     return [
         variable
         for layer in layers_of(model)
@@ -264,12 +268,12 @@ class StateOfStep:
         self._shares = extended.shares
         self._assigned = assigned
         self._merged: dict[int, int] = {}
-        self._riding: list[Any] = []
+        self._merged_with_gradients: list[Any] = []
         self._has_others = len(extended.worker_devices) > 1
         eager = tf.executing_eagerly()
         self._graph = None if eager or self._has_others else tf.compat.v1.get_default_graph()
         self._variables = state_of_layers(model)
-        self._is_local = not extended.meets_in_steps  # the process may have no samples
+        self._is_local = not extended.synchronizes_steps  # the process may have no samples
         self._before = {
             id(variable): copy_of(variable).read_value()
             for variable in self._variables
@@ -293,11 +297,11 @@ class StateOfStep:
         if self._is_local or self._graph is None or tf.compat.v1.get_default_graph() is not self._graph:
             return []
         counts = self._assignments()
-        self._riding = [
+        self._merged_with_gradients = [
             one for one in self._variables if _is_mean(one) and counts.get(id(one)) != self._merged.get(id(one))
         ]
-        self._merged.update({id(one): counts[id(one)] for one in self._riding})
-        return [_term(one, self._shares.weight() if weighs else None) for one in self._riding]
+        self._merged.update({id(one): counts[id(one)] for one in self._merged_with_gradients})
+        return [_term(one, self._shares.weight() if weighs else None) for one in self._merged_with_gradients]
 
     def take(self, sums: Sequence[tf.Tensor]) -> None:
         """Assigns the merged values to the state.
@@ -305,7 +309,7 @@ class StateOfStep:
         Args:
             sums: sums over all replicas of the terms that `means` returned.
         """
-        for variable, total in zip(self._riding, sums, strict=True):
+        for variable, total in zip(self._merged_with_gradients, sums, strict=True):
             copy = copy_of(variable)
             copy.assign(tf.cast(total, copy.dtype), read_value=False)
 

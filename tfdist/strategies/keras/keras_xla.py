@@ -24,7 +24,7 @@ from tfdist.engine import host_calls
 from tfdist.private import models
 from tfdist.private.tensorflow import copies
 from tfdist.seams.trainer import ModelCall, WithPredictStep
-from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import Ability, HasStages
 from tfdist.strategies.keras import compiled_functions
 
@@ -92,7 +92,7 @@ def compiled(model: Any, step_function: Callable[..., Any], extended: Ability | 
         if obstacle is not None:
             _say(extended, obstacle)
             return step_function(data)
-        sharing = at_work.sharing()
+        sharing = current_strategy.sharing()
         with contextlib.nullcontext() if sharing is None else sharing.shares.read_before():
             return compute(model, step_function, data, functools.partial(_say, extended))
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.private.keras import tf_nn
 from tfdist.seams.registry import replace
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
 
 
@@ -24,7 +24,7 @@ def install() -> None:
 def _in_one_sum(original: Callable[..., Any]) -> Callable[..., Any]:
     def _compute_moments_sync(x: Any, axes: Any, keepdims: bool) -> Any:
         replica = tf.distribute.get_replica_context()
-        if replica is None or at_work.current(DataParallel) is None:
+        if replica is None or current_strategy.current(DataParallel) is None:
             return original(x, axes, keepdims)
         parts = [tf.reduce_sum(value, axes, keepdims=True) for value in (x, tf.square(x), tf.ones_like(x))]
         total, squares, count = replica.all_reduce(tf.distribute.ReduceOp.SUM, parts)

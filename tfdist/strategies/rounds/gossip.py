@@ -18,15 +18,15 @@ from tfdist.cluster.settings import Timeouts  # noqa: E402
 from tfdist.compression import Method, differences, policy  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
 from tfdist.engine.group import Group as EngineGroup  # noqa: E402
-from tfdist.gossip.bounded import Bounded  # noqa: E402
+from tfdist.gossip.bounded import BoundedStalenessMixing  # noqa: E402
 from tfdist.gossip.course import Gossiping  # noqa: E402
 from tfdist.gossip.encodings import Differences, Plain  # noqa: E402
-from tfdist.gossip.lines import Lines  # noqa: E402
+from tfdist.gossip.lines import MessageChannels  # noqa: E402
 from tfdist.gossip.mixing import Mixing  # noqa: E402
-from tfdist.gossip.pairs import InPairs  # noqa: E402
-from tfdist.gossip.rounds import InRounds  # noqa: E402
+from tfdist.gossip.pairs import PairwiseMixing  # noqa: E402
+from tfdist.gossip.rounds import SynchronousMixing  # noqa: E402
 from tfdist.gossip.topologies import Topology, as_topology  # noqa: E402
-from tfdist.local_sgd.course import Trained  # noqa: E402
+from tfdist.local_sgd.course import VariableGroup  # noqa: E402
 from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
 from tfdist.parameter_server.options.synchronization import (  # noqa: E402
     Asynchronous,
@@ -129,7 +129,7 @@ class GossipStrategy(ProcessesInRounds):
         own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, "auto", group)
         lines.check(own.size)
 
-        def mixing(trained: Trained) -> Mixing:
+        def mixing(trained: VariableGroup) -> Mixing:
             return _mixing(own, trained, lines, synchronization, overlap, chosen_policy, consensus_rate)
 
         described = (
@@ -154,22 +154,22 @@ class GossipStrategy(ProcessesInRounds):
 
 def _mixing(
     group: EngineGroup,
-    trained: Trained,
+    trained: VariableGroup,
     topology: Topology,
     synchronization: Synchronization,
     overlap: bool,
     chosen: Policy | None,
     rate: float | None,
 ) -> Mixing:
-    lines = Lines(group, trained.name)
+    lines = MessageChannels(group, trained.name)
     if isinstance(synchronization, Asynchronous):
-        return InPairs(lines, topology, group.rank, group.size)
+        return PairwiseMixing(lines, topology, group.rank, group.size)
     if isinstance(synchronization, BoundedStaleness):
-        return Bounded(lines, topology, group.rank, group.size, synchronization.steps)
+        return BoundedStalenessMixing(lines, topology, group.rank, group.size, synchronization.steps)
     if chosen is None:
-        return InRounds(lines, topology, Plain(), group.rank, group.size, overlap)
+        return SynchronousMixing(lines, topology, Plain(), group.rank, group.size, overlap)
     schedules = [policy.chosen(chosen, *one) for one in zip(trained.paths, map(np.shape, trained.centre), strict=True)]
-    return InRounds(lines, topology, Differences(schedules, rate, group.rank), group.rank, group.size, overlap)
+    return SynchronousMixing(lines, topology, Differences(schedules, rate, group.rank), group.rank, group.size, overlap)
 
 
 def _check(

@@ -11,7 +11,7 @@ from tfdist.seams.once import Once
 from tfdist.seams.trainer import ModelCall
 from tfdist.strategies import keras_hooks
 from tfdist.strategies.data.shares import batch_size
-from tfdist.strategies.round_abilities import ComesAndGoes
+from tfdist.strategies.round_abilities import ElasticMembership
 
 _NEVER = 1 << 62
 """Number of an epoch that no `fit` reaches."""
@@ -20,13 +20,13 @@ _NEVER = 1 << 62
 @Once
 def install() -> None:
     """Installs the hook."""
-    keras_hooks.add(Coming)
+    keras_hooks.add(ElasticModelHooks)
 
 
-class Coming(keras_hooks.ModelHooks[ComesAndGoes]):
+class ElasticModelHooks(keras_hooks.ModelHooks[ElasticMembership]):
     """Hooks that begin and end `fit` together with other processes, and count the samples of steps as weights."""
 
-    ability = ComesAndGoes
+    ability = ElasticMembership
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
         """Adds the callbacks that begin and end epochs and `fit` together with the others."""
@@ -54,7 +54,7 @@ class Beginning(keras.callbacks.Callback):
         extended: the strategy's `extended`.
     """
 
-    def __init__(self, extended: ComesAndGoes) -> None:
+    def __init__(self, extended: ElasticMembership) -> None:
         super().__init__()
         self._extended = extended
 
@@ -77,7 +77,7 @@ class Pace(keras.callbacks.Callback):
         extended: the strategy's `extended`.
     """
 
-    def __init__(self, extended: ComesAndGoes) -> None:
+    def __init__(self, extended: ElasticMembership) -> None:
         super().__init__()
         self._extended = extended
         self._ends_epoch = False

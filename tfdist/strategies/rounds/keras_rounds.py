@@ -21,11 +21,11 @@ from tfdist.strategies.round_abilities import TrainsInRounds
 @Once
 def install() -> None:
     """Installs the hooks."""
-    keras_hooks.add_for_optimizers(FollowedByExchanges)
-    keras_hooks.add(Settled)
+    keras_hooks.add_for_optimizers(RoundOptimizerHooks)
+    keras_hooks.add(RoundModelHooks)
 
 
-class FollowedByExchanges(keras_hooks.OptimizerHooks[TrainsInRounds]):
+class RoundOptimizerHooks(keras_hooks.OptimizerHooks[TrainsInRounds]):
     """Hooks that count the updates of optimizers, after which an exchange may follow."""
 
     ability = TrainsInRounds
@@ -44,7 +44,7 @@ class FollowedByExchanges(keras_hooks.OptimizerHooks[TrainsInRounds]):
         self.extended.step_taken(optimizer)
 
 
-class Rounds(keras.callbacks.Callback):
+class BeginRounds(keras.callbacks.Callback):
     """Callback that begins `fit`, also after a custom loop, with equal weights, and each epoch with a round.
 
     Args:
@@ -84,7 +84,7 @@ def settle(model: Any, extended: TrainsInRounds) -> None:
         variable.assign(mean)
 
 
-class Settled(keras_hooks.ModelHooks[TrainsInRounds]):
+class RoundModelHooks(keras_hooks.ModelHooks[TrainsInRounds]):
     """Hooks that make weights equal before they are read, and have logs cover all processes."""
 
     ability = TrainsInRounds
@@ -98,7 +98,7 @@ class Settled(keras_hooks.ModelHooks[TrainsInRounds]):
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
         """Adds the callback that begins rounds."""
-        return [Rounds(self.extended), *given]
+        return [BeginRounds(self.extended), *given]
 
     def epoch_logs(self, call: ModelCall) -> None:
         """Makes weights equal, and replaces the logs by those of all processes."""
@@ -113,7 +113,7 @@ class Settled(keras_hooks.ModelHooks[TrainsInRounds]):
         own = {name for name in given if name not in keras_steps.names_of_results(self.extended)}
         # A process that had no batch has no logs, and does not know which logs of other processes are means.
         names = {"logs": ", ".join(sorted(own)) if isinstance(logs, dict) else "none"}
-        if self.extended.everyone.compare("names of logs", names):
+        if self.extended.all_processes.compare("names of logs", names):
             return {**given, **model.get_metrics_result()}
         if not isinstance(logs, dict):
             return original()

@@ -99,7 +99,7 @@ class LocalSGDStrategy(ProcessesInRounds):
         LeCun, *Deep learning with elastic averaging SGD*, NeurIPS 2015.
     """
 
-    @other_names.of_arguments(_ARGUMENTS)
+    @other_names.hint_unknown_arguments(_ARGUMENTS)
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
@@ -125,7 +125,7 @@ class LocalSGDStrategy(ProcessesInRounds):
         own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, algorithm, group)
         settings = Settings(
             interval,
-            functools.partial(rule.begun, own.size, streaming.delay),
+            functools.partial(rule.for_fragment, own.size, streaming.delay),
             streaming.fragments,
             streaming.delay,
             start_after,
@@ -134,7 +134,7 @@ class LocalSGDStrategy(ProcessesInRounds):
         compressor = None if compression is None else Compressor(compression, own.rank, own.size)
         settled = (
             f"sync_every={interval}, start_after={start_after}, slots={slots!r}, "
-            f"rule={rule.begun(own.size, streaming.delay)}, {streaming}, compression={compressor}"
+            f"rule={rule.for_fragment(own.size, streaming.delay)}, {streaming}, compression={compressor}"
         )
         courses = LocalSGD(own, settings, compressor, settled)
         super().__init__(RoundsExtended(self, own, chosen, courses, check_weights))

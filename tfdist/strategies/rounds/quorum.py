@@ -22,10 +22,10 @@ from tfdist.errors import ClusterSpecError  # noqa: E402
 from tfdist.local_sgd.intervals import Every, Interval  # noqa: E402
 from tfdist.local_sgd.rules import Averaging, Rule  # noqa: E402
 from tfdist.parameter_server.protocol.curve import Keys  # noqa: E402
-from tfdist.quorum.contributions import WHO  # noqa: E402
-from tfdist.quorum.course import Quorums  # noqa: E402
+from tfdist.quorum.contributions import STRATEGY  # noqa: E402
+from tfdist.quorum.course import QuorumRoundsFactory  # noqa: E402
 from tfdist.quorum.links import Links  # noqa: E402
-from tfdist.quorum.members import Alone, Members, Together  # noqa: E402
+from tfdist.quorum.members import ClusterMembers, Members, SingleProcessMembers  # noqa: E402
 from tfdist.runtime import job, world  # noqa: E402
 from tfdist.strategies.devices import device_names  # noqa: E402
 from tfdist.strategies.devices.devices import own_devices, place_on_host  # noqa: E402
@@ -109,9 +109,9 @@ class QuorumStrategy(tf.distribute.Strategy):
         _check(quorum, grace, rule)
         chosen = None if compression is None else policy.as_policy(compression)
         if compression is not None:
-            differences.check(compression, WHO)
+            differences.check(compression, STRATEGY)
         if devices is not None:
-            devices = device_names.all_resolved(f"{WHO}(devices=…)", devices)
+            devices = device_names.all_resolved(f"{STRATEGY}(devices=…)", devices)
         cluster = discovery.discover(cluster_resolver)
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
         self._cluster = cluster = _checked(cluster, quorum)
@@ -119,8 +119,10 @@ class QuorumStrategy(tf.distribute.Strategy):
         self._members = _members(cluster, quorum, float(grace), timeouts)
         keras_seams.install_for(self)
         own = own_devices(devices, *place_on_host(cluster))
-        described = f"sync_every={interval}, rule={rule.begun(self.size, 0)}, compression={chosen}"
-        courses = Quorums(self._members, interval, functools.partial(rule.begun, self.size, 0), chosen, described)
+        described = f"sync_every={interval}, rule={rule.for_fragment(self.size, 0)}, compression={chosen}"
+        courses = QuorumRoundsFactory(
+            self._members, interval, functools.partial(rule.for_fragment, self.size, 0), chosen, described
+        )
         super().__init__(QuorumExtended(self, world.alone().group, own, courses, self.rank, self.size))
 
     @property
@@ -145,7 +147,7 @@ class QuorumStrategy(tf.distribute.Strategy):
             The numbers of ``rounds`` that the process has taken part in, and of ``messages`` and ``bytes`` that it has
             sent; and the ``seconds`` that it has spent in rounds, including waiting.
         """
-        links = self._members.links if isinstance(self._members, Together) else None
+        links = self._members.links if isinstance(self._members, ClusterMembers) else None
         return {
             "rounds": self.extended.totals.rounds,
             "messages": 0 if links is None else links.messages_sent,
@@ -167,40 +169,44 @@ def _checked(cluster: Cluster | None, quorum: int) -> Cluster | None:
     if cluster is None:
         if launcher.size() > 1:
             raise ClusterSpecError(
-                f"{WHO} needs no MPI, and processes that mpiexec or srun has started cannot come again: start each "
-                "with TF_CONFIG, or all of them by `tfdist run`."
+                f"{STRATEGY} needs no MPI, and processes that mpiexec or srun has started cannot come again: start "
+                "each with TF_CONFIG, or all of them by `tfdist run`."
             )
         return None
     if cluster.rank is None and cluster.task.job != "evaluator":
         raise ClusterSpecError(
-            f"{WHO} trains on the chief and the workers of a cluster; this process is {cluster.task}."
+            f"{STRATEGY} trains on the chief and the workers of a cluster; this process is {cluster.task}."
         )
     if any(task.job == "ps" for task in cluster.tasks):
-        raise ClusterSpecError(f"{WHO} has no parameter servers, and the cluster names some: leave the job ps out.")
+        raise ClusterSpecError(
+            f"{STRATEGY} has no parameter servers, and the cluster names some: leave the job ps out."
+        )
     if quorum > cluster.size:
-        raise ValueError(f"{WHO}(quorum={quorum}): the cluster has {cluster.size} training task(s) only")
+        raise ValueError(f"{STRATEGY}(quorum={quorum}): the cluster has {cluster.size} training task(s) only")
     if cluster.rank is None or cluster.size < 2:
         return None
-    return dataclasses.replace(cluster, comes_and_goes=True)
+    return dataclasses.replace(cluster, has_elastic_workers=True)
 
 
 def _members(cluster: Cluster | None, quorum: int, grace: float, timeouts: Timeouts) -> Members:
     if cluster is None:
-        return Alone()
+        return SingleProcessMembers()
     control = job.enter(cluster, timeouts).control
     links = Links(control.task, cluster.task.address.rpartition(":")[0], Keys.of_secret(read_secret()))
-    return Together(control, links, quorum, grace, timeouts)
+    return ClusterMembers(control, links, quorum, grace, timeouts)
 
 
 def _check(quorum: object, grace: object, rule: object) -> None:
     if not isinstance(quorum, int) or isinstance(quorum, bool) or quorum < 1:
-        raise ValueError(f"{WHO}(quorum=…) is a number of processes from 1; got {quorum!r}")
+        raise ValueError(f"{STRATEGY}(quorum=…) is a number of processes from 1; got {quorum!r}")
     if not isinstance(grace, (int, float)) or isinstance(grace, bool) or not grace > 0:
-        raise ValueError(f"{WHO}(grace=…) is a number of seconds above 0; got {grace!r}")
+        raise ValueError(f"{STRATEGY}(grace=…) is a number of seconds above 0; got {grace!r}")
     if not isinstance(rule, Averaging):
         raise TypeError(
-            f"{WHO}(rule=…) is Averaging() or Outer(…) of tfdist.local_sgd, such as "
+            f"{STRATEGY}(rule=…) is Averaging() or Outer(…) of tfdist.local_sgd, such as "
             f"Outer(keras.optimizers.SGD(0.7)); got {rule!r}"
         )
     if rule.mix is not None:
-        raise ValueError(f"{WHO}(rule=…): nothing is computed while weights are exchanged: leave out mix={rule.mix}")
+        raise ValueError(
+            f"{STRATEGY}(rule=…): nothing is computed while weights are exchanged: leave out mix={rule.mix}"
+        )

@@ -15,15 +15,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.engine.group import Group
-from tfdist.local_sgd.course import Live, Progress, Trained
+from tfdist.local_sgd.course import Live, Progress, VariableGroup
 from tfdist.local_sgd.rules import Averaging
 from tfdist.private import tensorflow as private
 from tfdist.private.models import initial_epoch
-from tfdist.quorum.course import Quorum, Quorums, Totals
+from tfdist.quorum.course import QuorumRounds, QuorumRoundsFactory, Totals
 from tfdist.quorum.members import end_together
 from tfdist.strategies.keras import keras_variables
 from tfdist.strategies.keras.keras_optimizers import innermost
-from tfdist.strategies.round_abilities import ComesAndGoes
+from tfdist.strategies.round_abilities import ElasticMembership
 from tfdist.strategies.rounds import keras_quorum
 from tfdist.strategies.rounds.rounds_extended import RoundsExtended
 from tfdist.strategies.rounds.steps_in_rounds import assign, read
@@ -33,7 +33,7 @@ log = logging.getLogger("tfdist")
 _LOOK_SECONDS = 0.1
 
 
-class QuorumExtended(RoundsExtended, ComesAndGoes):
+class QuorumExtended(RoundsExtended, ElasticMembership):
     """The `RoundsExtended` of `QuorumStrategy`, whose group is this process alone.
 
     Args:
@@ -46,7 +46,13 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, group: Group, devices: list[str], courses: Quorums, rank: int, size: int
+        self,
+        strategy: tf.distribute.Strategy,
+        group: Group,
+        devices: list[str],
+        courses: QuorumRoundsFactory,
+        rank: int,
+        size: int,
     ) -> None:
         super().__init__(strategy, group, devices, courses, checks_weights=False)
         keras_quorum.install()
@@ -72,10 +78,10 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         """Number and duration of the rounds of all optimizers."""
         return self._quorums.totals
 
-    def _courses_of_optimizers(self, model: Any) -> list[Quorum]:
-        return [one.course for one in self._of(model) if isinstance(one.course, Quorum)]
+    def _courses_of_optimizers(self, model: Any) -> list[QuorumRounds]:
+        return [one.course for one in self._of(model) if isinstance(one.course, QuorumRounds)]
 
-    def _courses_of(self, model: Any) -> list[Quorum]:
+    def _courses_of(self, model: Any) -> list[QuorumRounds]:
         found = self._courses_of_optimizers(model)
         return [*found, self._states[model].course] if model in self._states else found
 
@@ -132,7 +138,7 @@ class QuorumExtended(RoundsExtended, ComesAndGoes):
         return self._models[model]
 
     def begin_fit(self, model: Any) -> int:
-        """Joins a call of `fit`, and returns the epoch to begin at; see `ComesAndGoes`."""
+        """Joins a call of `fit`, and returns the epoch to begin at; see `ElasticMembership`."""
         members, optimizer = self._quorums.members, model.optimizer
         members.fit = self.group.number("fit in rounds")
         members.reach(members.fit, initial_epoch(model))  # the epoch of a backup, before others take weights from here
@@ -233,13 +239,13 @@ class _State:
         quorums: factory of the course of the rounds.
     """
 
-    def __init__(self, name: str, variables: Sequence[Any], quorums: Quorums) -> None:
+    def __init__(self, name: str, variables: Sequence[Any], quorums: QuorumRoundsFactory) -> None:
         self._variables = variables
         self._progress = Progress(0, 0)
         with tf.init_scope(), tf.device("/cpu:0"):
             values = [np.array(value.numpy()) for value in read(variables)]
             paths = [variable.path for variable in variables]
-            self.course = quorums.of_state(Trained(name, paths, values, 0.0, _Still(self)), Averaging())
+            self.course = quorums.of_state(VariableGroup(name, paths, values, 0.0, _Still(self)), Averaging())
             if self.course.joined is not None:
                 self._take_centre()
 

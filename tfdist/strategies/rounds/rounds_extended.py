@@ -24,7 +24,7 @@ from tfdist.strategies.keras.keras_optimizers import innermost
 from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.strategies.rounds import keras_rounds
 from tfdist.strategies.rounds.steps_in_rounds import StepsInRounds
-from tfdist.strategies.stopping import WishesInRounds
+from tfdist.strategies.stopping import StopRequestsInRounds
 
 
 class RoundsExtended(AllReduceExtended, TrainsInRounds):
@@ -38,7 +38,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         checks_weights: whether `fit` compares the ranks' weights after each epoch.
     """
 
-    meets_in_steps = False
+    synchronizes_steps = False
     samples: Any = 1
     """Number of samples of a step whose batch is not a share."""
 
@@ -56,7 +56,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         self.compressor = courses.compressor
         self.averaging_processes = group.size
         self._courses = courses
-        courses.wishes = WishesInRounds(self.stopping)
+        courses.wishes = StopRequestsInRounds(self.stopping)
         self._steps: weakref.WeakKeyDictionary[Any, StepsInRounds] = weakref.WeakKeyDictionary()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._restored: weakref.WeakKeyDictionary[Any, States] = weakref.WeakKeyDictionary()
@@ -66,7 +66,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         self._step_ops = ProcessCrossDeviceOps(alone, local, self.shares)
 
     @property
-    def in_steps(self) -> Bridge:
+    def step_bridge(self) -> Bridge:
         """Reduces tensors within steps, among the replicas of this process."""
         return self._within
 
@@ -170,7 +170,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         every = [*found, *inner, *(one for optimizer in inner for one in getattr(optimizer, "optimizers", ()))]
         return list({id(optimizer): optimizer for optimizer in every if optimizer is not None}.values())
 
-    def of_each(self, model: Any) -> list[Any]:
+    def per_process_variables(self, model: Any) -> list[Any]:
         """Returns the variables of a model's optimizers, which differ between processes."""
         return [variable for optimizer in self._optimizers_of(model) for variable in optimizer.variables]
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.engine.host_calls import host_call
-from tfdist.local_sgd.course import Course, Courses, Live, Progress, Trained
+from tfdist.local_sgd.course import Course, Courses, Live, Progress, VariableGroup
 from tfdist.local_sgd.rules import States
 from tfdist.private import tensorflow as private
 from tfdist.private.models import value_of
@@ -46,7 +46,7 @@ class StepsInRounds:
             self._samples, self._step = _counter("samples"), _counter("step")
             live = _Training(self._left, self._step, optimizer)
             centre, rate = Centre(self.variables), float(_rate(optimizer))
-            trained = Trained(f"optimizer {number}", paths, centre, rate, live, rules)
+            trained = VariableGroup(f"optimizer {number}", paths, centre, rate, live, rules)
             self._course = courses.of(trained)
         self._lock = threading.Lock()
         with tf.init_scope():

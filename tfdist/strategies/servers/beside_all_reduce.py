@@ -9,7 +9,7 @@ from tfdist.cluster.spec import Cluster
 from tfdist.engine.group import Group
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.runtime import job, serving
-from tfdist.strategies.servers.server_tables import Servers, ServerTables
+from tfdist.strategies.servers.server_tables import ServerConnections, ServerTables
 
 
 def serve(cluster: Cluster, timeouts: Timeouts) -> None:
@@ -34,7 +34,7 @@ def tables(cluster: Cluster, workers: Group, timeouts: Timeouts) -> ServerTables
         timeouts: how long to wait for servers.
     """
     number = workers.number("tables")
-    servers = Servers(job.enter(cluster, timeouts), timeouts)
+    servers = ServerConnections(job.enter(cluster, timeouts), timeouts)
     made = ServerTables(servers, workers=workers.size, prefix=f"strategy {number} " if number else "")
     atexit.register(made.close)
     return made

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.parameter_server.dealing.plan import Plan
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import data_adapters, tree
-from tfdist.strategies.servers.dealt_batches import Batches, components, of_components
+from tfdist.strategies.servers.dealt_batches import Batches, components, pack_components
 
 log = logging.getLogger("tfdist")
 
@@ -112,7 +112,7 @@ class ChiefStream(Batches):
         """Returns a batch, parsed from its serialized components."""
         left = iter(parts)
         found = [
-            of_components(
+            pack_components(
                 spec,
                 [tf.ensure_shape(tf.io.parse_tensor(next(left), one.dtype), one.shape) for one in components(spec)],
             )

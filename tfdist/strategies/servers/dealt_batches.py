@@ -133,7 +133,7 @@ def components(spec: tf.TypeSpec) -> list[tf.TensorSpec]:
     return [] if isinstance(spec, private.NoneSpec) else tf.nest.flatten(spec, expand_composites=True)
 
 
-def of_components(spec: tf.TypeSpec, parts: list[tf.Tensor]) -> Any:
+def pack_components(spec: tf.TypeSpec, parts: list[tf.Tensor]) -> Any:
     """Returns a part of a batch, made of its tensors.
 
     Args:

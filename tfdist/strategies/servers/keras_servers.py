@@ -17,7 +17,7 @@ from tfdist.seams import optimizer
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
-from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.data.shares import batch_size
 from tfdist.strategies.keras import keras_backup, keras_metrics
@@ -27,7 +27,7 @@ from tfdist.strategies.servers.dealt_batches import Ticketed
 
 log = logging.getLogger("tfdist")
 
-_LEAST_BOUND = 2
+_MIN_BOUND = 2
 """Least bound for steps with several optimizers. After a pause, a worker's clock for each optimizer is set to that of
 the slowest worker, which may take as many steps as the bound and one more between two optimizers. With a lower bound,
 one worker's first update and another one's second update could wait for each other."""
@@ -64,10 +64,10 @@ class _Step:
             ValueError: the step has several optimizers, and the bound is so low that workers could wait for each other.
         """
         self._optimizers.add(id(optimizer))
-        if bound is not None and bound < _LEAST_BOUND and len(self._optimizers) > 1:
+        if bound is not None and bound < _MIN_BOUND and len(self._optimizers) > 1:
             raise ValueError(
-                f"steps with several optimizers, as of a GAN, need BoundedStaleness({_LEAST_BOUND}) or more; got "
-                f"BoundedStaleness({bound}): after a pause, a worker's clock may differ by {_LEAST_BOUND} between them"
+                f"steps with several optimizers, as of a GAN, need BoundedStaleness({_MIN_BOUND}) or more; got "
+                f"BoundedStaleness({bound}): after a pause, a worker's clock may differ by {_MIN_BOUND} between them"
             )
 
     def ticket(self, waits: bool) -> tf.Tensor | None:
@@ -106,12 +106,12 @@ _steps = _Steps()
 @Once
 def install() -> None:
     """Installs the seams."""
-    optimizer.points.provide([OnServers], _hooks_of)
-    replace(base_optimizer.BaseOptimizer, "finalize_variable_values", _of_averages)
-    keras_hooks.add(Newest)
+    optimizer.points.provide([ServerOptimizerHooks], _hooks_of)
+    replace(base_optimizer.BaseOptimizer, "finalize_variable_values", _finalize_on_servers)
+    keras_hooks.add(ServerModelHooks)
 
 
-class OnServers(optimizer.OptimizerHooks):
+class ServerOptimizerHooks(optimizer.OptimizerHooks):
     """Hooks that have servers make an optimizer's updates.
 
     Args:
@@ -137,14 +137,14 @@ class OnServers(optimizer.OptimizerHooks):
         extended.update_on_servers(call.optimizer, gradients, variables, samples, call.inner, ticket)
 
 
-def _hooks_of(one: Any) -> list[OnServers]:
-    extended = _extended_of(one) or at_work.current(UpdatesOnServers)
-    return [] if extended is None else [OnServers(extended)]
+def _hooks_of(one: Any) -> list[ServerOptimizerHooks]:
+    extended = _extended_of(one) or current_strategy.current(UpdatesOnServers)
+    return [] if extended is None else [ServerOptimizerHooks(extended)]
 
 
 def _extended_of(optimizer: Any) -> UpdatesOnServers | None:
     """Returns the `extended` of the strategy that an optimizer was made under, if servers make its updates."""
-    return at_work.of_strategy(_strategy_of(optimizer), UpdatesOnServers)
+    return current_strategy.of_strategy(_strategy_of(optimizer), UpdatesOnServers)
 
 
 def _strategy_of(optimizer: Any) -> Any:
@@ -160,7 +160,7 @@ def _under_way(step: _Step) -> Iterator[_Step]:
         _steps.under_way.pop()
 
 
-def _of_averages(original: Callable[..., Any]) -> Callable[..., Any]:
+def _finalize_on_servers(original: Callable[..., Any]) -> Callable[..., Any]:
     def finalize_variable_values(self: Any, var_list: Any) -> None:
         extended = _extended_of(self)
         link = extended.link_of(self) if extended is not None and self.use_ema else None
@@ -171,7 +171,7 @@ def _of_averages(original: Callable[..., Any]) -> Callable[..., Any]:
     return finalize_variable_values
 
 
-class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
+class ServerModelHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
     """Hooks that tell steps what to send to servers, and read the servers' values before the model is read."""
 
     ability = UpdatesOnServers
@@ -187,20 +187,20 @@ class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
         def step(data: Any) -> Any:
             ticket, batch = data if isinstance(data, Ticketed) else (None, data)
             assigned = Assigned()
-            with keras_shared_data.up_to_date(model, ticket), _under_way(_Step(batch_size(batch), ticket)) as one:
+            with keras_shared_data.refreshed_step(model, ticket), _under_way(_Step(batch_size(batch), ticket)) as one:
                 with assigned.noted():
                     outputs = step_function(batch)
                 for variable in {id(one): one for metric in model.metrics for one in metric.variables}.values():
-                    keras_metrics.learn(variable, assigned.values.get(id(variable), []))
+                    keras_metrics.infer_merge_rule(variable, assigned.values.get(id(variable), []))
                 if ticket is not None and not one.always_updates:
-                    keras_shared_data.settle(model, ticket)
+                    keras_shared_data.skip_batch_without_update(model, ticket)
                 return outputs
 
         call.arguments["step_function"] = step
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
         """Adds the callback for pauses between epochs; workers other than the chief back up only the epoch's number."""
-        return [Pauses(self.extended), *keras_backup.on_servers(given, self.extended)]
+        return [SuspendBetweenEpochs(self.extended), *keras_backup.on_servers(given, self.extended)]
 
     @contextlib.contextmanager
     def evaluate(self, call: ModelCall) -> Iterator[None]:
@@ -218,7 +218,7 @@ class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
     def save(self, call: ModelCall) -> Iterator[None]:
         """Has models saved with the newest values, and with the optimizer's variables that the servers have."""
         if self.extended.worker:
-            _say_that_the_chief_writes(self.extended, call.name)
+            _warn_only_chief_writes(self.extended, call.name)
         with contextlib.ExitStack() as stack:
             for link in self.extended.links(call.model):
                 stack.enter_context(link.newest_state())
@@ -227,7 +227,7 @@ class Newest(keras_hooks.ModelHooks[UpdatesOnServers]):
     save_weights = export = save
 
 
-def _say_that_the_chief_writes(extended: UpdatesOnServers, name: str) -> None:
+def _warn_only_chief_writes(extended: UpdatesOnServers, name: str) -> None:
     """Warns once that the chief writes: unlike ranks with collectives, workers need not save together."""
     if name not in extended.reported:
         extended.reported.add(name)
@@ -238,7 +238,7 @@ def _say_that_the_chief_writes(extended: UpdatesOnServers, name: str) -> None:
         )
 
 
-class Pauses(keras.callbacks.Callback):
+class SuspendBetweenEpochs(keras.callbacks.Callback):
     """Callback that lets other workers go on between this worker's epochs, and reads the newest values before each.
 
     Args:
@@ -252,7 +252,7 @@ class Pauses(keras.callbacks.Callback):
 
     def set_params(self, params: Any) -> None:
         """Sets the progress bar's end to that of the epoch, whichever workers get its batches."""
-        if self.model is not None and (shared := keras_shared_data.of(self.model)) is not None:
+        if self.model is not None and (shared := keras_shared_data.shared_by(self.model)) is not None:
             params["steps"] = shared.source.batches
         super().set_params(params)
 
@@ -261,12 +261,12 @@ class Pauses(keras.callbacks.Callback):
         self._extended.begin_epoch(self.model)
         for link in self._extended.links(self.model):
             link.refresh()
-        if (shared := keras_shared_data.of(self.model)) is not None:
+        if (shared := keras_shared_data.shared_by(self.model)) is not None:
             shared.epochs.begin(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Tells servers that nobody needs to wait for this worker's callbacks."""
-        shared = keras_shared_data.of(self.model)
+        shared = keras_shared_data.shared_by(self.model)
         for link in self._extended.links(self.model):
             link.suspend()
             if shared is not None:

@@ -22,7 +22,7 @@ from tfdist.private.keras import array_slicing, backend, tf_trainer, tree
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import ModelCall
-from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.keras.keras_variables import MERGED_BY
 from tfdist.strategies.servers.chief_stream import ChiefStream, stream_of
@@ -34,7 +34,7 @@ log = logging.getLogger("tfdist")
 
 
 @dataclass
-class Shared:
+class SharedFit:
     """Epochs and data that a call of `fit` shares with those of other workers.
 
     Attributes:
@@ -48,18 +48,18 @@ class Shared:
     has_all_logs: bool = False
 
 
-_of_models: dict[int, Shared] = {}
+_of_models: dict[int, SharedFit] = {}
 """Shared data by `id` of the model, while its `fit` is under way."""
 
 
 @Once
 def install() -> None:
     """Installs the seams."""
-    keras_hooks.add(Dealt)
-    replace(tf_trainer.TFEpochIterator, "catch_stop_iteration", _of_any_length)
+    keras_hooks.add(SharedDataHooks)
+    replace(tf_trainer.TFEpochIterator, "catch_stop_iteration", _allow_varying_epoch_length)
 
 
-def of(model: Any) -> Shared | None:
+def shared_by(model: Any) -> SharedFit | None:
     """Returns what the call of `fit` under way shares with other workers.
 
     Args:
@@ -72,7 +72,7 @@ def of(model: Any) -> Shared | None:
 
 
 @contextlib.contextmanager
-def up_to_date(model: Any, ticket: Any) -> Iterator[None]:
+def refreshed_step(model: Any, ticket: Any) -> Iterator[None]:
     """Context of a step, in a graph or eagerly, that reads the newest variables if the step had to wait for its batch.
 
     Other workers have gone on in the meantime, without waiting for this one.
@@ -83,7 +83,7 @@ def up_to_date(model: Any, ticket: Any) -> Iterator[None]:
     """
 
     def refresh() -> np.int64:
-        extended = at_work.of_model(model, UpdatesOnServers)
+        extended = current_strategy.of_model(model, UpdatesOnServers)
         for link in extended.links(model) if extended is not None else []:
             link.refresh()
         return np.int64(0)
@@ -106,7 +106,7 @@ def up_to_date(model: Any, ticket: Any) -> Iterator[None]:
         yield
 
 
-def settle(model: Any, ticket: Any) -> None:
+def skip_batch_without_update(model: Any, ticket: Any) -> None:
     """Reports a batch as used up if its step made no update; called behind the step, in a graph or eagerly.
 
     Args:
@@ -115,7 +115,7 @@ def settle(model: Any, ticket: Any) -> None:
     """
 
     def skip(ticket: tf.Tensor, *updates: tf.Tensor) -> np.int64:
-        shared, extended = of(model), at_work.of_model(model, UpdatesOnServers)
+        shared, extended = shared_by(model), current_strategy.of_model(model, UpdatesOnServers)
         links = extended.links(model) if extended is not None else []
         if shared is not None and all(link.last_ticket != int(ticket) for link in links):
             shared.epochs.skip(int(ticket))
@@ -127,7 +127,7 @@ def settle(model: Any, ticket: Any) -> None:
     host_call(skip, [ticket, *(one.iterations.value for one in counted)], tf.int64, name="tfdist_settle")
 
 
-class Dealt(keras_hooks.ModelHooks[UpdatesOnServers]):
+class SharedDataHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
     """Hooks by which `fit` trains on batches that are dealt out, and `evaluate` reads its own data."""
 
     ability = UpdatesOnServers
@@ -167,7 +167,7 @@ class Dealt(keras_hooks.ModelHooks[UpdatesOnServers]):
                 link.suspend()
 
         with self.extended.shared_epochs(plan, source.shuffle == "batch", when_idle, stream) as epochs:
-            _of_models[id(model)] = Shared(epochs, source)
+            _of_models[id(model)] = SharedFit(epochs, source)
             try:
                 given["validation_batch_size"] = given["validation_batch_size"] or given["batch_size"]
                 for name in ("y", "sample_weight", "batch_size", "class_weight", "steps_per_epoch"):
@@ -190,19 +190,19 @@ class Dealt(keras_hooks.ModelHooks[UpdatesOnServers]):
 
     def epoch_logs(self, call: ModelCall) -> None:
         """Replaces the logs of a complete epoch by those of all workers, where Keras takes them from the metrics."""
-        model, logs, shared = call.model, call.arguments["logs"], of(call.model)
+        model, logs, shared = call.model, call.arguments["logs"], shared_by(call.model)
         if shared is not None and not model.stop_training:  # else others have not ended the epoch
-            call.replace(lambda: _of_all_workers(model, logs, shared))
+            call.replace(lambda: _merge_logs(model, logs, shared))
 
     def symbolic_build(self, call: ModelCall) -> None:
         """Gives Keras the shapes to build with, for which it would draw and drop a batch."""
-        shared, iterator = of(call.model), call.arguments["iterator"]
+        shared, iterator = shared_by(call.model), call.arguments["iterator"]
         if shared is not None and iterator is not None and _is_dealt(iterator):
             first = tree.map_structure(lambda part: part, shared.source.first())
             call.arguments.update(iterator=None, data_batch=first)
 
 
-def _of_all_workers(model: Any, logs: Any, shared: Shared) -> Any:
+def _merge_logs(model: Any, logs: Any, shared: SharedFit) -> Any:
     variables = list({id(one): one for metric in model.metrics for one in metric.variables}.values())
     rules: list[Rule] = [_rule(variable) for variable in variables]
     arrays = shared.epochs.merged([to_array(variable.value) for variable in variables], rules)
@@ -251,7 +251,7 @@ def _say_once(extended: UpdatesOnServers, text: str) -> None:
         log.warning("tfdist: %s", text)
 
 
-def _of_any_length(original: Callable[..., Any]) -> Callable[..., Any]:
+def _allow_varying_epoch_length(original: Callable[..., Any]) -> Callable[..., Any]:
     """Allows another number of batches in each epoch; Keras would warn, and expect as many in the next one."""
 
     def catch_stop_iteration(self: Any) -> Any:

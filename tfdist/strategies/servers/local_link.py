@@ -15,11 +15,11 @@ from tfdist.engine.host_calls import host_call
 from tfdist.errors import TfdistError
 from tfdist.local_sgd import rules
 from tfdist.parameter_server.options.pushes import ElasticAveraging, LocalSteps
-from tfdist.parameter_server.protocol.gradients import Gradients, Kind
+from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.worker.session import Vectors
 from tfdist.strategies.servers.server_link import Attachment, Link, array_of
-from tfdist.strategies.servers.server_vectors import Answered, given_to, kinds_of
+from tfdist.strategies.servers.server_vectors import PushAnswerLayout, kinds_of, tensors_for_server
 from tfdist.tensors import to_array, to_tensor
 
 
@@ -100,7 +100,7 @@ class LocalLink(Link):
     def _exchange(self) -> tf.Tensor:
         """Exchanges the changes; in the graph under construction, or eagerly."""
         values = [one.value for one in self._variables]
-        given = [given_to(server, values, self._model) for server in range(len(self._model.shapes))]
+        given = [tensors_for_server(server, values, self._model) for server in range(len(self._model.shapes))]
 
         def on_host(samples: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
             rest = iter([to_array(tensor) for tensor in tensors])
@@ -109,7 +109,7 @@ class LocalLink(Link):
             return [to_tensor(one) for own in vectors for one in own]
 
         inputs = [self._samples.read_value(), *(one for own in given for one in own)]
-        answered = Answered(kinds_of(values, self._model), self._model)
+        answered = PushAnswerLayout(kinds_of(values, self._model), self._model)
         vectors = host_call(on_host, inputs, answered.dtypes, name="tfdist_servers")
         answered.assign_to(self._variables, vectors)
         self._pending.assign(0)
@@ -121,11 +121,11 @@ class LocalLink(Link):
         self._base = self._step(self._pushed(_each(np.subtract, self._base, own)), samples, None)
         return self._base
 
-    def _pushed(self, vectors: Vectors) -> list[Gradients]:
+    def _pushed(self, vectors: Vectors) -> list[PushedGradients]:
         """Returns vectors in the form of dense gradients."""
         dense: Kind = "dense"
         return [
-            Gradients((dense,) * len(shapes.shapes), own)
+            PushedGradients((dense,) * len(shapes.shapes), own)
             for shapes, own in zip(self._model.shapes, vectors, strict=True)
         ]
 

@@ -71,7 +71,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         TfdistError: the chief or a server cannot be reached, or another task has other arguments.
     """
 
-    @other_names.of_arguments(_ARGUMENTS)
+    @other_names.hint_unknown_arguments(_ARGUMENTS)
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
@@ -92,7 +92,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         member = None
         if cluster is not None and cluster.is_elastic:
             member = job.enter(cluster, timeouts)
-            agreement.agree(member, published.of(arguments))
+            agreement.agree(member, published.describe(arguments))
             if cluster.task.job == "ps":
                 devices.hide_gpus()
                 serving.serve(member, arguments, timeouts)

@@ -19,7 +19,7 @@ from tfdist.parameter_server.dealing.plan import Plan
 from tfdist.private import epochs
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import array_slicing, data_adapter_utils, data_adapters, tree
-from tfdist.strategies.servers.dealt_batches import Batches, components, of_components
+from tfdist.strategies.servers.dealt_batches import Batches, components, pack_components
 
 _NUMBERS = "biufc"
 """Kinds of dtypes whose arrays NumPy indexes. TensorFlow indexes all others."""
@@ -236,7 +236,7 @@ class _PyDataset(Source):
 
     def _assembled(self, indices: tf.Tensor, arrays: Sequence[tf.Tensor]) -> Any:
         left = iter(arrays)
-        found = [of_components(spec, [next(left) for _ in components(spec)]) for spec in self._leaves]
+        found = [pack_components(spec, [next(left) for _ in components(spec)]) for spec in self._leaves]
         return tree.pack_sequence_as(self.element_spec, found)
 
 

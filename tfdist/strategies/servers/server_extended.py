@@ -15,12 +15,12 @@ import tensorflow as tf
 
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.dealing.bringing import Stream
 from tfdist.parameter_server.dealing.epochs import SharedEpochs
 from tfdist.parameter_server.dealing.plan import Plan
+from tfdist.parameter_server.dealing.stream_reader import Stream
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.pushes import ElasticAveraging, Hogwild, LocalSteps
-from tfdist.parameter_server.tables.client import Form, TableClient
+from tfdist.parameter_server.tables.client import TableClient, TableSpec
 from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.parameter_server.worker.client import RefusedError
 from tfdist.private import tensorflow as private
@@ -31,11 +31,11 @@ from tfdist.strategies.abilities import Ability, UpdatesOnServers
 from tfdist.strategies.devices import requested_device
 from tfdist.strategies.embeddings.embedded_rows import rows_of
 from tfdist.strategies.keras import keras_scope
-from tfdist.strategies.servers import begun, keras_servers, keras_shared_data, sidecar_evaluator
+from tfdist.strategies.servers import job_counters, keras_servers, keras_shared_data, sidecar_evaluator
 from tfdist.strategies.servers.hogwild_link import HogwildLink
 from tfdist.strategies.servers.local_link import ElasticLink, LocalLink
 from tfdist.strategies.servers.server_link import Attachment, Link
-from tfdist.strategies.servers.server_tables import Servers, ServerTables
+from tfdist.strategies.servers.server_tables import ServerConnections, ServerTables
 
 log = logging.getLogger("tfdist")
 
@@ -82,8 +82,8 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         self._task = self.worker = member.control.task
         self.over = threading.Event() if self._end is None else self._end.event
         ended = (lambda: None) if self._end is None else self._end.error
-        self._servers = Servers(member, timeouts, arguments.hierarchy, arguments.has_copies, ended)
-        self._begun = begun.of(self._servers)
+        self._servers = ServerConnections(member, timeouts, arguments.hierarchy, arguments.has_copies, ended)
+        self._begun = job_counters.counters_of(self._servers)
         self._tables = ServerTables(self._servers, numbers=self._begun.tables)
         self._is_chief = self._task == 0
         self._links: dict[int, Link] = {}
@@ -138,7 +138,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         return [link for link in list(self._links.values()) if not variables.isdisjoint(link.ids)]
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        with tf.variable_creator_scope(_at_once):
+        with tf.variable_creator_scope(_create_outside_graph):
             return super()._call_for_each_replica(fn, args, kwargs)
 
     @contextlib.contextmanager
@@ -175,7 +175,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         """Returns the link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""
         return self._links.get(id(optimizer))
 
-    def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient:
+    def table(self, name: str, form: TableSpec, cache: CachePolicy | None = None) -> TableClient:
         """Returns a new table on the servers; see `tfdist.strategies.abilities.Ability`."""
         return self._tables.table(name, form, cache)
 
@@ -204,11 +204,13 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         for number in [number for number, link in self._links.items() if not ids.isdisjoint(link.ids)]:
             self._links[number].hand_over(optimizer)
             del self._links[number]
-        begun = self._begun
+        job_counters = self._begun
         with contextlib.ExitStack() as stack:
             connections = self._servers.of_model(stack)
             over = None if self._end is None else self._end.event
-            attachment = Attachment(connections, self._task, self._arguments, begun.models, begun.program, over)
+            attachment = Attachment(
+                connections, self._task, self._arguments, job_counters.models, job_counters.program, over
+            )
             try:
                 link = self._linked(attachment, optimizer, variables)
             except RefusedError as error:
@@ -216,10 +218,10 @@ class ServerExtended(OneDevice, UpdatesOnServers):
                     raise
                 log.warning("tfdist: %s. This worker trains it alone.", error.refused.why)
                 self._alone.add(optimizer)
-                begun.models.append("")  # it counts for the places of later models
+                job_counters.models.append("")  # it counts for the places of later models
                 return
             stack.pop_all()
-        begun.models.append(link.name)
+        job_counters.models.append(link.name)
         self._links[id(optimizer)] = link
 
     def _linked(self, attachment: Attachment, optimizer: Any, variables: list[Any]) -> Link:
@@ -240,7 +242,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         self._tables.close()
 
 
-def _at_once(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+def _create_outside_graph(next_creator: Callable[..., Any], **arguments: Any) -> Any:
     """Makes a variable outside of the graph under construction.
 
     Variables that a `tf.function` makes get their values only once it is traced; servers need them before.

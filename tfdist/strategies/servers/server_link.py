@@ -16,7 +16,7 @@ from tfdist.engine.host_calls import host_call
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.dealing.epochs import number_of
 from tfdist.parameter_server.options.arguments import Arguments
-from tfdist.parameter_server.protocol.gradients import Gradients
+from tfdist.parameter_server.protocol.gradients import PushedGradients
 from tfdist.parameter_server.protocol.report import ModelReport
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.shard import slots as slots_of
@@ -26,7 +26,7 @@ from tfdist.parameter_server.worker.model import Model
 from tfdist.parameter_server.worker.observer import Observer
 from tfdist.parameter_server.worker.session import Session, Vectors
 from tfdist.private import optimizers
-from tfdist.strategies.servers.server_vectors import Answered, given_to, kinds_of
+from tfdist.strategies.servers.server_vectors import PushAnswerLayout, kinds_of, tensors_for_server
 from tfdist.tensors import to_array, to_tensor
 
 
@@ -150,14 +150,14 @@ class Link:
         gradients = self._prepared(self._placed(gradients, variables))
         self._check_lazy(gradients)
         kinds = kinds_of(gradients, self._model)
-        given = [given_to(server, gradients, self._model) for server in range(len(kinds))]
+        given = [tensors_for_server(server, gradients, self._model) for server in range(len(kinds))]
         rate = optimizers.learning_rate(self._optimizer)
         sends_rate = self._is_chief and isinstance(rate, keras.Variable)
 
         def on_host(rate: tf.Tensor, samples: tf.Tensor, number: tf.Tensor, *tensors: tf.Tensor) -> list[Any]:
             rest = iter([to_array(tensor) for tensor in tensors])
             pushed = [
-                Gradients.received(own, [next(rest) for _ in tensors], shapes)
+                PushedGradients.received(own, [next(rest) for _ in tensors], shapes)
                 for own, tensors, shapes in zip(kinds, given, self._model.shapes, strict=True)
             ]
             self.last_ticket = int(number)
@@ -173,7 +173,7 @@ class Link:
             tf.cast(samples, tf.float64),
             tf.constant(-1, tf.int64) if ticket is None else ticket,
         ]
-        answered = Answered(kinds, self._model)
+        answered = PushAnswerLayout(kinds, self._model)
         dtypes = [tf.int64, *answered.dtypes]
         iterations, *tensors = host_call(
             on_host, [*inputs, *(one for own in given for one in own)], dtypes, name="tfdist_servers"
@@ -304,7 +304,7 @@ class Link:
                 )
 
     def _step(
-        self, pushed: Sequence[Gradients], samples: float, rate: float | None, ticket: int | None = None
+        self, pushed: Sequence[PushedGradients], samples: float, rate: float | None, ticket: int | None = None
     ) -> Vectors:
         with self._lock, self._failing():
             if self._successor:
@@ -370,7 +370,7 @@ class Link:
 
     def _of_optimizer(self) -> tuple[list[slots_of.Slot], dict[str, Any]]:
         own = optimizers.variables_of(self._optimizer)
-        slots = slots_of.of_built(self._optimizer, own)
+        slots = slots_of.slots_of_built(self._optimizer, own)
         places = {id(variable): place for place, variable in enumerate(self._variables)}
         placed = [
             slots_of.Slot(places[id(own[slot.variable])], slot.name, slot.value)

@@ -13,7 +13,7 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server.hierarchy.places import places_of
 from tfdist.parameter_server.options.per_host import PerHost
-from tfdist.parameter_server.tables.client import Form, Line, TableClient
+from tfdist.parameter_server.tables.client import TableClient, TableConnections, TableSpec
 from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.parameter_server.worker.client import Connection
 from tfdist.runtime import server_address
@@ -23,7 +23,7 @@ from tfdist.tensors import unnumbered
 log = logging.getLogger("tfdist")
 
 
-class Servers:
+class ServerConnections:
     """The parameter servers of a task's job; with a hierarchy, its root servers.
 
     Args:
@@ -111,7 +111,7 @@ class ServerTables:
 
     def __init__(
         self,
-        servers: Servers,
+        servers: ServerConnections,
         workers: int = 0,
         prefix: str = "",
         numbers: collections.Counter[str] | None = None,
@@ -119,7 +119,7 @@ class ServerTables:
         self._servers = servers
         self._workers = workers
         self._prefix = prefix
-        self._line: Line | None = None
+        self._line: TableConnections | None = None
         self._numbers: collections.Counter[str] = collections.Counter() if numbers is None else numbers
         self._lock = threading.Lock()
         if workers:
@@ -131,7 +131,7 @@ class ServerTables:
         line = self._line  # which another thread may close
         return None if line is None else line.failure
 
-    def table(self, name: str, form: Form, cache: CachePolicy | None = None) -> TableClient:
+    def table(self, name: str, form: TableSpec, cache: CachePolicy | None = None) -> TableClient:
         """Returns a new table, which other workers get by the same calls.
 
         Args:
@@ -151,7 +151,7 @@ class ServerTables:
         with self._lock:
             if self._line is None:
                 with contextlib.ExitStack() as stack:
-                    self._line = Line(self._servers.connections(stack), self._servers.member.control.task)
+                    self._line = TableConnections(self._servers.connections(stack), self._servers.member.control.task)
                     stack.pop_all()
             base = self._prefix + unnumbered(name)
             place = self._numbers[base]

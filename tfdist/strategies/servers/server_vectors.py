@@ -24,7 +24,7 @@ def kinds_of(gradients: Sequence[Any], model: Model) -> list[tuple[Kind, ...]]:
     return [tuple(kinds[part.variable] for part in parts) for parts in model.dealing.shards]
 
 
-def given_to(server: int, gradients: Sequence[Any], model: Model) -> list[tf.Tensor]:
+def tensors_for_server(server: int, gradients: Sequence[Any], model: Model) -> list[tf.Tensor]:
     """Returns the tensors for a server: a vector of each dtype, then rows and indices of each sparse gradient.
 
     Args:
@@ -51,7 +51,7 @@ def given_to(server: int, gradients: Sequence[Any], model: Model) -> list[tf.Ten
     return [*(own[0] if len(own) == 1 else tf.concat(own, 0) for own in vectors), *sparse]
 
 
-class Answered:
+class PushAnswerLayout:
     """Layout of the servers' answers to a push: values, but only changed rows of variables with a sparse gradient.
 
     Args:

@@ -9,7 +9,7 @@ import keras
 from tfdist.errors import TfdistError
 from tfdist.seams.once import Once
 from tfdist.seams.trainer import ModelCall
-from tfdist.strategies import at_work, keras_hooks
+from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import UpdatesOnServers
 
 _LOOK_SECONDS = 1.0
@@ -45,7 +45,7 @@ class SidecarEvaluator:
     def __init__(
         self, model: Any, data: Any, max_evaluations: int | None = None, callbacks: Any = None, **evaluate: Any
     ) -> None:
-        extended = at_work.of_model(model, UpdatesOnServers)
+        extended = current_strategy.of_model(model, UpdatesOnServers)
         if extended is None or not extended.observes:
             raise TfdistError(
                 "SidecarEvaluator needs a model of tfdist.ParameterServerStrategy in an evaluator of a job with "

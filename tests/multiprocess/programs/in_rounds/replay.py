@@ -11,9 +11,9 @@ from unittest import mock
 
 from gossip_reference import descended, mean
 
-from tfdist.gossip.bounded import Bounded
+from tfdist.gossip.bounded import BoundedStalenessMixing
 from tfdist.gossip.messages import Kind
-from tfdist.gossip.pairs import InPairs
+from tfdist.gossip.pairs import PairwiseMixing
 
 STEP, ASK, ANSWER, ADD, CROSS, TAKE, VOID, END = range(1, 9)
 ROOM = 400
@@ -29,7 +29,12 @@ class Recorder(contextlib.ExitStack):
 
     def __enter__(self):
         self._found = []
-        before = {"mix": InPairs.mix, "_ask": InPairs._ask, "_answer": InPairs._answer, "_hear": InPairs._hear}
+        before = {
+            "mix": PairwiseMixing.mix,
+            "_ask": PairwiseMixing._ask,
+            "_answer": PairwiseMixing._answer,
+            "_hear": PairwiseMixing._hear,
+        }
 
         def mix(mixing, values):
             self._found.append((STEP, 0, 0))
@@ -51,8 +56,12 @@ class Recorder(contextlib.ExitStack):
             before["_hear"](mixing, rank, message, values)
 
         for name, replacement in (("mix", mix), ("_ask", ask), ("_answer", answer), ("_hear", hear)):
-            self.enter_context(mock.patch.object(InPairs, name, replacement))
-        bounded_mix, take, finish = Bounded.mix, Bounded._take, Bounded.finish
+            self.enter_context(mock.patch.object(PairwiseMixing, name, replacement))
+        bounded_mix, take, finish = (
+            BoundedStalenessMixing.mix,
+            BoundedStalenessMixing._take,
+            BoundedStalenessMixing.finish,
+        )
 
         def mix_bounded(mixing, values):
             self._found.append((STEP, 0, 0))
@@ -63,15 +72,15 @@ class Recorder(contextlib.ExitStack):
                 self._found.append((TAKE, rank, message.round))
             take(mixing, rank, message, values)
 
-        self.enter_context(mock.patch.object(Bounded, "mix", mix_bounded))
+        self.enter_context(mock.patch.object(BoundedStalenessMixing, "mix", mix_bounded))
 
         def finish_bounded(mixing, values):
             if self._found:  # `fit` also begins with an end
                 self._found.append((END, 0, 0))
             return finish(mixing, values)
 
-        self.enter_context(mock.patch.object(Bounded, "_take", record_take))
-        self.enter_context(mock.patch.object(Bounded, "finish", finish_bounded))
+        self.enter_context(mock.patch.object(BoundedStalenessMixing, "_take", record_take))
+        self.enter_context(mock.patch.object(BoundedStalenessMixing, "finish", finish_bounded))
         return super().__enter__()
 
     @property

@@ -19,7 +19,7 @@ _END_SECONDS = 5.0
 """Seconds to wait for a batch that is being read when `fit` ends."""
 
 
-class Bringer:
+class StreamReader:
     """A thread that reads a stream and brings the batches of each epoch to the dealer.
 
     Batches that the dealer has already, as after a restart of this process, are read and skipped.

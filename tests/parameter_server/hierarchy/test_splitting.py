@@ -1,8 +1,8 @@
 import numpy as np
 
 from tests.parameter_server.worker.test_session import SHAPES, model_of
-from tfdist.parameter_server.hierarchy.dealt import dealt
-from tfdist.parameter_server.protocol.gradients import Gradients, Shapes
+from tfdist.parameter_server.hierarchy.splitting import split_by_root
+from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
 
 WHOLE = Shapes(SHAPES, [np.dtype(np.float32)] * 4)
 
@@ -13,13 +13,13 @@ def arrays():
 
 
 def test_one_root_gets_all():
-    gradients = Gradients(("dense",) * 4, WHOLE.layout().vectors(arrays()))
-    assert dealt(gradients, WHOLE, model_of(1)) == [gradients]
+    gradients = PushedGradients(("dense",) * 4, WHOLE.layout().vectors(arrays()))
+    assert split_by_root(gradients, WHOLE, model_of(1)) == [gradients]
 
 
 def test_dense_gradients():
     model, given = model_of(2), arrays()
-    parts = dealt(Gradients(("dense",) * 4, WHOLE.layout().vectors(given)), WHOLE, model)
+    parts = split_by_root(PushedGradients(("dense",) * 4, WHOLE.layout().vectors(given)), WHOLE, model)
     found = [
         list(shapes.layout().arrays(own.vectors).values()) for shapes, own in zip(model.shapes, parts, strict=True)
     ]
@@ -33,7 +33,7 @@ def test_rows_go_to_the_root_that_has_them():
     indices = np.asarray([3, 999, 3, 500])
     rows = np.asarray(np.arange(800).reshape(4, 200), np.float32)
     dense = WHOLE.layout(kinds).vectors([None, None, given[2], None])
-    parts = dealt(Gradients(kinds, dense, {0: (rows, indices)}), WHOLE, model)
+    parts = split_by_root(PushedGradients(kinds, dense, {0: (rows, indices)}), WHOLE, model)
     total = np.zeros(SHAPES[0], np.float32)
     scalars = []
     for shard, own in zip(model.dealing.shards, parts, strict=True):

@@ -3,8 +3,8 @@
 import keras
 import pytest
 
-from tfdist.optimizers.equal_beginning import EqualBeginning
-from tfdist.optimizers.gradients import Gradients
+from tfdist.optimizers.gradients import GradientAverager
+from tfdist.optimizers.initial_weight_check import InitialWeightCheck
 
 TOLD = "begin to train with different weights"
 
@@ -12,10 +12,10 @@ TOLD = "begin to train with different weights"
 def begin(group, seed, is_local=False):
     kernel = keras.initializers.RandomNormal(seed=seed)
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1, kernel_initializer=kernel)])
-    gradients = Gradients(group)
+    gradients = GradientAverager(group)
     if is_local:
         gradients.keep_local(model.layers[0].kernel)
-    callback = EqualBeginning(gradients)
+    callback = InitialWeightCheck(gradients)
     callback.set_model(model)
     for batch in range(2):
         callback.on_train_batch_begin(batch)

@@ -20,7 +20,7 @@ HEAD_BYTES = 64
 _TOKEN_BYTES = 16
 
 
-class Where(msgspec.Struct, frozen=True):
+class MemoryLocation(msgspec.Struct, frozen=True):
     """Location at which a process finds the memory of another one.
 
     Attributes:
@@ -38,7 +38,7 @@ class Where(msgspec.Struct, frozen=True):
         os.close(self.opened)
 
 
-def make(size: int, is_reserved: bool) -> tuple[mmap.mmap, Where]:
+def make(size: int, is_reserved: bool) -> tuple[mmap.mmap, MemoryLocation]:
     """Makes memory that is filled with zeros behind its first `HEAD_BYTES`.
 
     Args:
@@ -55,13 +55,13 @@ def make(size: int, is_reserved: bool) -> tuple[mmap.mmap, Where]:
             os.posix_fallocate(opened, 0, size)
         else:
             os.ftruncate(opened, size)
-        mapped = mmap.mmap(opened, size)
+        open_memory = mmap.mmap(opened, size)
     except OSError:
         os.close(opened)
         raise
     token = secrets.token_bytes(_TOKEN_BYTES)
-    mapped[:_TOKEN_BYTES] = token
-    return mapped, Where(os.getpid(), opened, token)
+    open_memory[:_TOKEN_BYTES] = token
+    return open_memory, MemoryLocation(os.getpid(), opened, token)
 
 
 def _growing() -> int:
@@ -76,7 +76,7 @@ def _reservable() -> int:
     return os.open(_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
 
-def mapped(where: Where, size: int) -> mmap.mmap | None:
+def open_memory(where: MemoryLocation, size: int) -> mmap.mmap | None:
     """Maps memory that another process has made.
 
     Args:

@@ -11,19 +11,19 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.engine.exchange import Exchange
-from tfdist.optimizers.gradients import Gradients
+from tfdist.optimizers.gradients import GradientAverager
 
 log = logging.getLogger("tfdist")
 
 
-class EqualBeginning(keras.callbacks.Callback):
+class InitialWeightCheck(keras.callbacks.Callback):
     """A callback that compares the weights of all processes before the first batch, after the other callbacks.
 
     Args:
         gradients: averages gradients over the processes that are compared.
     """
 
-    def __init__(self, gradients: Gradients) -> None:
+    def __init__(self, gradients: GradientAverager) -> None:
         super().__init__()
         self._gradients = gradients
         self._is_compared = gradients.group.size == 1

@@ -10,10 +10,10 @@ import weakref
 
 from tfdist.runtime.membership import Membership
 from tfdist.strategies.servers.layer_states import LayerStates
-from tfdist.strategies.servers.server_tables import Servers
+from tfdist.strategies.servers.server_tables import ServerConnections
 
 
-class Begun:
+class JobCounters:
     """Counters that all strategies of a process share: a second strategy goes on where the first one is.
 
     Args:
@@ -27,7 +27,7 @@ class Begun:
         states: non-trainable weights of the models.
     """
 
-    def __init__(self, servers: Servers) -> None:
+    def __init__(self, servers: ServerConnections) -> None:
         self.models: list[str] = []
         self.program = secrets.randbits(63)
         self.tables: collections.Counter[str] = collections.Counter()
@@ -36,10 +36,10 @@ class Begun:
 
 
 _lock = threading.Lock()
-_of_members: weakref.WeakKeyDictionary[Membership, Begun] = weakref.WeakKeyDictionary()
+_of_members: weakref.WeakKeyDictionary[Membership, JobCounters] = weakref.WeakKeyDictionary()
 
 
-def of(servers: Servers) -> Begun:
+def counters_of(servers: ServerConnections) -> JobCounters:
     """Returns the counters of this process in a job.
 
     Args:
@@ -48,5 +48,5 @@ def of(servers: Servers) -> Begun:
     with _lock:
         found = _of_members.get(servers.member)
         if found is None:
-            found = _of_members[servers.member] = Begun(servers)
+            found = _of_members[servers.member] = JobCounters(servers)
         return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfdist.parameter_server.protocol.gradients import Gradients, Shapes
+from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
 from tfdist.parameter_server.protocol.sharding import Part
 from tfdist.parameter_server.worker.model import Model
 
 
-def dealt(gradients: Gradients, shapes: Shapes, model: Model) -> list[Gradients]:
+def split_by_root(gradients: PushedGradients, shapes: Shapes, model: Model) -> list[PushedGradients]:
     """Returns each root's part of the gradients.
 
     Args:
@@ -29,7 +29,7 @@ def dealt(gradients: Gradients, shapes: Shapes, model: Model) -> list[Gradients]
             for place, part in enumerate(parts)
             if part.variable in gradients.sparse
         }
-        found.append(Gradients(kinds, own.layout(kinds).vectors(arrays), sparse))
+        found.append(PushedGradients(kinds, own.layout(kinds).vectors(arrays), sparse))
     return found
 
 

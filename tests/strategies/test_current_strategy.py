@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.strategies import at_work
+from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import Ability, DataParallel
 
 
@@ -27,46 +27,46 @@ class Another(Ability):
 
 
 def test_an_ability_that_it_lacks(strategy):
-    assert at_work.of_strategy(strategy, Another) is None
+    assert current_strategy.of_strategy(strategy, Another) is None
     with strategy.scope():
-        assert at_work.current(Another) is None
+        assert current_strategy.current(Another) is None
 
 
 def test_a_step_is_on_shares_in_a_replica_that_has_one(strategy):
     found = []
 
     def step():
-        found.append(at_work.sharing())
+        found.append(current_strategy.sharing())
         with strategy.extended.shares.replica(tf.constant(3, tf.int64)):
-            found.append(at_work.sharing())
+            found.append(current_strategy.sharing())
 
     strategy.run(step)
     assert found == [None, strategy.extended]
-    assert at_work.sharing() is None
+    assert current_strategy.sharing() is None
 
 
 def test_of_a_strategy(strategy):
-    assert at_work.of_strategy(strategy, DataParallel) is strategy.extended
+    assert current_strategy.of_strategy(strategy, DataParallel) is strategy.extended
 
 
 def test_other_strategies_are_not_at_work(other):
-    assert at_work.of_strategy(other, Ability) is None
+    assert current_strategy.of_strategy(other, Ability) is None
     with other.scope():
-        assert at_work.current(Ability) is None
+        assert current_strategy.current(Ability) is None
 
 
 def test_what_is_no_strategy():
-    assert at_work.of_strategy(None, Ability) is None
-    assert at_work.of_model(object(), Ability) is None
+    assert current_strategy.of_strategy(None, Ability) is None
+    assert current_strategy.of_model(object(), Ability) is None
 
 
 def test_in_its_scope_and_in_its_replicas(strategy):
-    assert at_work.current(Ability) is None
+    assert current_strategy.current(Ability) is None
     with strategy.scope():
-        assert at_work.current(Ability) is strategy.extended
-    assert at_work.current(Ability) is None
+        assert current_strategy.current(Ability) is strategy.extended
+    assert current_strategy.current(Ability) is None
     found = []
-    strategy.run(lambda: found.append(at_work.current(Ability)))
+    strategy.run(lambda: found.append(current_strategy.current(Ability)))
     assert found == [strategy.extended]
 
 
@@ -74,5 +74,7 @@ def test_of_a_model(strategy):
     """Also outside of the scope that it was built in, where `fit` runs."""
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-    assert at_work.of_model(model, Ability) is strategy.extended
-    assert at_work.of_model(keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)]), Ability) is None
+    assert current_strategy.of_model(model, Ability) is strategy.extended
+    assert (
+        current_strategy.of_model(keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)]), Ability) is None
+    )

@@ -8,14 +8,14 @@ import sys
 import msgspec
 import pytest
 
-from tfdist.parameter_server.protocol import nameless
-from tfdist.parameter_server.protocol.nameless import HEAD_BYTES
+from tfdist.parameter_server.protocol import anonymous_memory
+from tfdist.parameter_server.protocol.anonymous_memory import HEAD_BYTES
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 SIZE = 1 << 16
 OTHER = f"""
 import sys
-from tfdist.parameter_server.protocol import nameless
+from tfdist.parameter_server.protocol import anonymous_memory
 process, opened, token = sys.argv[1:]
 found = nameless.mapped(nameless.Where(int(process), int(opened), bytes.fromhex(token)), {SIZE})
 found[{HEAD_BYTES}] = 7
@@ -24,7 +24,7 @@ found[{HEAD_BYTES}] = 7
 
 @pytest.fixture(params=[False, True], ids=["as it is used", "reserved"])
 def made(request):
-    memory, where = nameless.make(SIZE, request.param)
+    memory, where = anonymous_memory.make(SIZE, request.param)
     yield memory, where
     where.close()
 
@@ -50,14 +50,14 @@ def test_what_is_no_such_memory_is_not_mapped(made, of, tmp_path):
             "anything": {"process": -(1 << 62), "opened": -1, "token": b""},
         }
         found = msgspec.structs.replace(where, **wrong.get(of, {}))
-        assert nameless.mapped(found, SIZE + (of == "size")) is None
-    assert nameless.mapped(where, SIZE) is not None
+        assert anonymous_memory.open_memory(found, SIZE + (of == "size")) is None
+    assert anonymous_memory.open_memory(where, SIZE) is not None
 
 
 def test_what_there_is_no_room_for_is_an_error_and_leaves_nothing_open():
     before = held()
     with pytest.raises(OSError, match=r"space|memory|large"):
-        nameless.make(1 << 60, is_reserved=True)
+        anonymous_memory.make(1 << 60, is_reserved=True)
     assert held() == before
 
 
@@ -67,4 +67,4 @@ def held():
     for entry in os.scandir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # another thread has closed it
             found.add(os.readlink(entry.path))
-    return {link for link in found if link.startswith(nameless._LINKS)}
+    return {link for link in found if link.startswith(anonymous_memory._LINKS)}

@@ -8,7 +8,7 @@ from typing import Any
 from tfdist.cluster.messages import Gather, Get, Put, Reply
 
 
-class Meetings:
+class ValueExchange:
     """The server's bookkeeping of exchanged values; it has no connection of its own.
 
     Args:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfdist.cluster.meetings import Meetings
 from tfdist.cluster.messages import Gather, Get, Put, Reply
+from tfdist.cluster.value_exchange import ValueExchange
 
 
 class Told:
@@ -11,7 +11,7 @@ class Told:
 
     def __init__(self):
         self.replies = []
-        self.meetings = Meetings(lambda task, reply: self.replies.append((task, reply)))
+        self.meetings = ValueExchange(lambda task, reply: self.replies.append((task, reply)))
 
     def gather(self, task, value=None, tasks=(0, 2), name="name", request=1):
         return self.meetings.gather(task, Gather(request, name, tasks, value))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.parameter_server.dealing.test_epochs import Served
 from tests.parameter_server.serving import DEADLINE, serving
-from tfdist.parameter_server.dealing.deals import Deals
+from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.dealing.epochs import SharedEpochs
 from tfdist.parameter_server.dealing.plan import Plan
 from tfdist.parameter_server.worker.client import Connection, RefusedError
@@ -82,13 +82,13 @@ def test_no_more_is_read_than_there_is_room_for(served):
 
 def test_a_server_that_is_started_again_gets_the_stream_from_its_beginning():
     opened, found = [], []
-    with serving(deals=Deals()) as server:
+    with serving(deals=DealerService()) as server:
         address = server.address
         epochs = SharedEpochs(lambda: Connection(address, "ps 0", DEADLINE), 0, 0, PLAN, stream=numbers(6, opened))
         epochs.begin(0)
         tickets = epochs.tickets()
         epochs.skip(next(tickets)[0])
-    with serving(address=address, deals=Deals()):
+    with serving(address=address, deals=DealerService()):
         for ticket, (number, _) in tickets:
             found.append(int(number[0]))
             with contextlib.suppress(RefusedError):  # of a batch that the first one has dealt
