@@ -11,12 +11,12 @@ def test_a_thread_that_comes_meanwhile_waits_and_does_nothing():
 
     @Once
     def install():
-        """Installs."""
+        """Installs the hooks."""
         begun.set()
         assert others_come.wait(10)
         ran.append("installed")
 
-    assert (install.__name__, install.__doc__, install.is_done) == ("install", "Installs.", False)
+    assert (install.__name__, install.__doc__, install.is_done) == ("install", "Installs the hooks.", False)
     with ThreadPoolExecutor() as threads:
         first = threads.submit(install)
         assert begun.wait(10)

@@ -124,7 +124,7 @@ class Outer(Averaging):
 
     References:
         Douillard et al., *DiLoCo: distributed low-communication training of language models*, 2023; and *Streaming
-            DiLoCo with overlapping communication*, 2025. Reddi et al., *Adaptive federated optimization*, ICLR 2021.
+        DiLoCo with overlapping communication*, 2025. Reddi et al., *Adaptive federated optimization*, ICLR 2021.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, mix: float | None = None) -> None:

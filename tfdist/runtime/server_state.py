@@ -34,7 +34,7 @@ class ServerStateFactory:
 
     Args:
         options: the arguments of the job's strategy.
-        tasks: of the job.
+        tasks: tasks of the job, by number.
         server: index of the server.
         control: this task's membership.
         timeouts: the deadlines for a host's server that waits for the roots.

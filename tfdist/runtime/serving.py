@@ -24,7 +24,7 @@ def serve(member: Membership, options: Arguments, timeouts: Timeouts) -> None:
     """Serves until the job is over.
 
     Args:
-        member: of a parameter server task.
+        member: this parameter server's membership in the job.
         options: the arguments of the workers' strategy.
         timeouts: how long to wait for other servers.
 

@@ -118,10 +118,10 @@ def test_a_step_is_called_like_keras_own():
     """Keras and others look at names."""
 
     def train_step(data):
-        """Trains."""
+        """Trains on a batch."""
 
     step = Step(None, None, train_step)
-    assert (step.__name__, step.__doc__) == ("train_step", "Trains.")
+    assert (step.__name__, step.__doc__) == ("train_step", "Trains on a batch.")
 
 
 def test_what_predict_cannot_gather(ranks):
