@@ -17,7 +17,7 @@ def test_a_process_enters_once():
 
 def test_a_process_enters_one_job():
     job.enter(cluster_of("worker", worker=2), TIMEOUTS)
-    with pytest.raises(ClusterSpecError, match=r"has entered a job already .* and can enter one only; got"):
+    with pytest.raises(ClusterSpecError, match=r"has already entered a job .* and can enter only one; got"):
         job.enter(cluster_of("worker", worker=2), TIMEOUTS)
 
 
