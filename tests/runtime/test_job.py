@@ -24,7 +24,9 @@ def test_a_process_enters_one_job():
 def test_processes_that_come_and_go_are_no_job_with_those_that_stay():
     cluster = cluster_of("worker", worker=2)
     job.enter(cluster, TIMEOUTS)
-    with pytest.raises(ClusterSpecError, match=r"cannot be in one job with QuorumStrategy.* Leave out tfdist\.init"):
+    with pytest.raises(
+        ClusterSpecError, match=r"QuorumStrategy.* cannot be used in one job with .* Leave out tfdist\.init"
+    ):
         job.enter(dataclasses.replace(cluster, comes_and_goes=True), TIMEOUTS)
 
 

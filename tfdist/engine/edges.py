@@ -184,9 +184,9 @@ class Edges:
     def _pair(self, source: int, destination: int) -> Group:
         for rank in (source, destination):
             if not 0 <= rank < self._group.size:
-                raise ValueError(f"an edge connects ranks from 0 to {self._group.size - 1}; got {rank}")
+                raise ValueError(f"an edge runs between ranks from 0 to {self._group.size - 1}; got {rank}")
         if source == destination:
-            raise ValueError(f"an edge connects two different ranks; got {self._of_job(source)} for both")
+            raise ValueError(f"an edge runs between two different ranks; got {self._of_job(source)} for both")
         return self._group.subgroup((source, destination))
 
     def _of_job(self, rank: int) -> int:

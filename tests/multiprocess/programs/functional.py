@@ -277,7 +277,7 @@ def wrong():
         (lambda: tfdist.Group([0, 0]), "different ranks"),
         (lambda: tfdist.Group([0, size]), f"from 0 to {size - 1}"),
         (lambda: tfdist.broadcast(tf.ones(1), size), "the rank must be one of the ranks"),
-        (lambda: tfdist.all_to_all(tf.ones(size + 1)), "divide by"),
+        (lambda: tfdist.all_to_all(tf.ones(size + 1)), "divisible by"),
         (lambda: tfdist.all_gather(tf.constant(1)), "at least one dimension"),
         (lambda: tfdist.all_gather(tf.ones([2, 2]), axis=5), "one of the tensor's 2 dimensions; got 5"),
         (lambda: tfdist.all_to_all(tf.constant(1)), "at least one dimension"),
@@ -360,7 +360,7 @@ def edges():
         tfdist.send(tf.constant([7.0]), size - 1, "activations", pair)
     elif rank == size - 1:
         equal(tfdist.receive(tf.TensorSpec([1]), 0, "activations", pair), 7.0)
-    with pytest.raises(ValueError, match="an edge connects two different ranks"):
+    with pytest.raises(ValueError, match="an edge runs between two different ranks"):
         tfdist.send(tf.ones(1), rank)
     with pytest.raises(ValueError, match="must be one of the ranks"):
         tfdist.receive(tf.TensorSpec([1]), size)
