@@ -19,7 +19,9 @@ from tfdist import other_names
     ],
 )
 def test_errors_say_what_it_is_here(module, name, here):
-    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute '{name}'; here it is {here}"):
+    with pytest.raises(
+        AttributeError, match=f"module '{module}' has no attribute '{name}'; its equivalent in tfdist is {here}"
+    ):
         getattr(importlib.import_module(module), name)
 
 
@@ -43,7 +45,7 @@ def test_arguments_of_strategies_are_given_by_name_but_for_the_first(name):
     assert (first.name, first.kind) == ("cluster_resolver", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     assert {one.kind for one in others} == {inspect.Parameter.KEYWORD_ONLY}
     others = {"stages": 2, "micro_batches": 2} if name == "PipelineStrategy" else {}
-    with pytest.raises(TypeError, match=r"cluster_resolver must be .* got 'ring'. All other arguments are given by na"):
+    with pytest.raises(TypeError, match=r"cluster_resolver must be .* got 'ring'. Pass all other arguments by name"):
         getattr(tfdist, name)("ring", **others)
 
 
@@ -56,7 +58,7 @@ def test_arguments_of_strategies_are_given_by_name_but_for_the_first(name):
     ],
 )
 def test_errors_about_arguments_say_what_they_are_here(strategy, name, here):
-    with pytest.raises(TypeError, match=rf"{strategy}\(\) has no argument {name}=; here it is {here}"):
+    with pytest.raises(TypeError, match=rf"{strategy}\(\) has no argument {name}=; its equivalent is {here}"):
         getattr(tfdist, strategy)(**{name: 1})
 
 

@@ -238,7 +238,7 @@ def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
 def _slices(sums: Slices, slices: tf.IndexedSlices, op: str, group: Group | None) -> tf.IndexedSlices:
     if op not in ("sum", "mean"):
         raise ValueError(
-            f"op must be 'sum' or 'mean' for IndexedSlices; got {op!r}. Convert them by tf.convert_to_tensor first"
+            f"op must be 'sum' or 'mean' for IndexedSlices; got {op!r}. Convert them with tf.convert_to_tensor first"
         )
     total = sums.all_reduce(slices)
     if op == "sum":
@@ -416,7 +416,9 @@ def all_to_all(tensor: Any, splits: Any = None, group: Group | None = None) -> A
     if splits is not None:
         return _exchanged(exchange, value, tf.cast(splits, tf.int64))
     if value.shape.rank and value.shape[0] is not None and value.shape[0] % count:
-        raise ValueError(f"without splits, the rows must divide by the {count} processes; got {value.shape[0]}")
+        raise ValueError(
+            f"without splits, the number of rows must be divisible by the {count} processes; got {value.shape[0]}"
+        )
     rows = tf.shape(value, tf.int64)[0] if value.shape.rank else tf.constant(0, tf.int64)
     return _exchanged(exchange, value, tf.fill([count], rows // count))[0]
 

@@ -46,7 +46,11 @@ def missing(module: str, name: str) -> AttributeError:
         name: the missing name.
     """
     here = _HERE.get(name)
-    hint = "" if here is None else f"; here it is {here} (docs/horovod.md and docs/multi_worker.md have others)"
+    hint = (
+        ""
+        if here is None
+        else f"; its equivalent in tfdist is {here} (docs/horovod.md and docs/multi_worker.md list others)"
+    )
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
 
@@ -63,7 +67,7 @@ def hint_unknown_arguments(here: Mapping[str, str]) -> Callable[[Callable[P, R]]
             for name in kwargs:
                 if name in here:
                     owner = function.__qualname__.removesuffix(".__init__")
-                    raise TypeError(f"{owner}() has no argument {name}=; here it is {here[name]}")
+                    raise TypeError(f"{owner}() has no argument {name}=; its equivalent is {here[name]}")
             return function(*args, **kwargs)
 
         return hinting

@@ -23,7 +23,7 @@ def test_logs_of_a_process_alone_are_its_own():
 def test_the_order_of_logs_does_not_matter(ranks, monkeypatch):  # noqa: F811
     monkeypatch.setattr(metric_average, "has_others", lambda callback: True)
     monkeypatch.setattr(metric_average, "processes_of", lambda group: group)
-    monkeypatch.setattr(metric_average.at_work, "of_model", lambda model, ability: None)
+    monkeypatch.setattr(metric_average.current_strategy, "of_model", lambda model, ability: None)
 
     def work(group):
         callback = tfdist.callbacks.MetricAverage()

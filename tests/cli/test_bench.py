@@ -23,7 +23,7 @@ def test_measures_every_algorithm_and_keeps_the_calibration(tmp_path):
     assert "2 processes on 1 machine" in ended.stdout
     assert "µs a message" in ended.stdout
     (kept,) = (tmp_path / "tfdist").glob("calibration-*.json")
-    assert f'Calibration kept in {kept}, for algorithm="auto".'.split() == ended.stdout.split()[-6:]
+    assert f'Calibration stored in {kept}, for algorithm="auto".'.split() == ended.stdout.split()[-6:]
     found = json.loads(figures.read_text())
     assert json.loads(kept.read_text())["calibration"] == found["calibration"]
     assert all(level["latency"] > 0 for level in (found["calibration"]["host"], found["calibration"]["network"]))
@@ -37,7 +37,7 @@ def test_keeps_nothing_if_told_so(tmp_path):
     ended = tfdist(*arguments, XDG_CACHE_HOME=str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     assert "µs a message" in ended.stdout
-    assert "Calibration kept" not in ended.stdout
+    assert "Calibration stored" not in ended.stdout
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -72,7 +72,7 @@ def test_calibration_of_another_machine_is_refused_by_auto(tmp_path):
 def test_alone():
     ended = tfdist("bench")
     assert ended.returncode == 2
-    assert "this process is alone" in ended.stderr
+    assert "expected several processes, got one" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_the_driver_lists_gpus(monkeypatch):
 def test_a_driver_without_gpus(monkeypatch):
     driver(monkeypatch, "", "No devices were found\n")
     (found,) = gpu_checks.listed()
-    assert (found.level, found.text) == (Level.NOTE, "nvidia-smi finds none: No devices were found")
+    assert (found.level, found.text) == (Level.NOTE, "nvidia-smi finds no GPU: No devices were found")
 
 
 def test_no_driver(monkeypatch):
@@ -40,8 +40,8 @@ def test_no_driver(monkeypatch):
 @pytest.mark.parametrize(
     ("build", "text", "advice"),
     [
-        ({"is_cuda_build": False}, "built without GPUs", "tfdist[gpu]"),
-        (CUDA, "built for cuda 12.5.1, cudnn 9, finds none", "which library it lacks"),
+        ({"is_cuda_build": False}, "built without support for GPUs", "tfdist[gpu]"),
+        (CUDA, "built for cuda 12.5.1, cudnn 9, finds no GPU", "which library TensorFlow lacks"),
     ],
 )
 def test_tensorflow_that_cannot_use_them(monkeypatch, build, text, advice):

@@ -100,7 +100,7 @@ def test_cause_that_is_slow_to_end_is_named(ended):
     assert job.returncode == 1, job.stderr
     assert "[rank 1] ValueError: of rank 1" in job.stderr
     assert "tfdist run: rank 1 (process" in job.stderr
-    assert "stood still, or failed and did not end by itself" in job.stderr
+    assert "hung, or failed and did not end by itself" in job.stderr
     assert "of rank 2" not in job.stderr
 
 

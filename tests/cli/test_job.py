@@ -63,7 +63,7 @@ def test_who_had_to_be_ended_gives_the_code_of_who_ended_by_it(capfd):
     """The code of a process that was killed by the launcher says nothing."""
     still, victim = ended("kill -KILL $$", ended_by_us=True), ended("exit 5", name="rank 0", is_victim=True)
     assert of(2, still, victim)._report([still, victim]) == 5
-    assert "stood still, or failed and did not end by itself" in capfd.readouterr().err
+    assert "hung, or failed and did not end by itself" in capfd.readouterr().err
     assert of(2, still, victim)._report([still]) == 1
 
 

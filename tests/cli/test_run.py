@@ -134,7 +134,7 @@ def test_what_cannot_be_started():
     assert "there is no file no_such_script.py" in ended.stderr
     ended = tfdist("run", "-np", "2", "python", "train.py", "--epochs=3")  # as Horovod has it
     assert ended.returncode == 2
-    assert "there is no file python; name the script alone: tfdist run … train.py --epochs=3" in ended.stderr
+    assert "there is no file python; give the script without python: tfdist run … train.py --epochs=3" in ended.stderr
     ended = tfdist("run", "-n", "0", "x.py")
     assert ended.returncode == 2
     assert "expected a whole number of at least 1, got '0'" in ended.stderr
@@ -267,4 +267,4 @@ def test_what_is_started_again_when_the_others_have_ended_is_ended(tmp_path):
     program.write_text(ENDED)
     ended = harness.tfdist("run", "-n", "3", "--restarts", "2", str(program), str(tmp_path))
     assert ended.returncode == 0, ended.stderr
-    assert "rank 1 was to be started again, but the training has ended." in ended.stderr
+    assert "rank 1 was started again, but the training has ended." in ended.stderr

@@ -134,7 +134,7 @@ def test_another_programs_address(capsys, monkeypatch):
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         thread = threading.Thread(target=lambda: listener.accept()[0].sendall(b"HTTP/1.1"), daemon=True)
         thread.start()
-        assert f"what listens at {address} is no parameter server" in told(capsys, address, monkeypatch)
+        assert f"the process that listens at {address} is not a parameter server" in told(capsys, address, monkeypatch)
         thread.join(100)
 
 

@@ -92,7 +92,7 @@ def test_a_server_that_closes_is_tried_again():
     def answer(connection, lines):
         connections.append(connection)
 
-    words = r"within 0.35 s \(it closed the connection: "
+    words = r"within 0.35 s \(the handshake failed: "
     with contact(answer, start=0.35) as one, pytest.raises(RendezvousError, match=words):
         one.enter()
     assert len(connections) >= 2

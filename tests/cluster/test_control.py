@@ -447,7 +447,7 @@ def test_who_wakes_up_and_was_taken_for_lost_is_told(bound, what_to_do):
 
     with contact(admitted(then)) as one:
         enter_and_bind(one, 1)
-        expected = f"it is stopped. The other tasks take this process, 0, for lost: {what_to_do}"
+        expected = f"it is stopped. The other tasks consider this process, task 0, lost: {what_to_do}"
         assert expected in str(failure_of(one))
 
 

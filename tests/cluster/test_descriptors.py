@@ -8,7 +8,7 @@ PROGRAM = """
 import resource
 from tfdist.cluster import descriptors
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
-print(descriptors.raised(), resource.getrlimit(resource.RLIMIT_NOFILE))
+print(descriptors.raise_file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 

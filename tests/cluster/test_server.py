@@ -246,7 +246,7 @@ def test_a_rank_that_dies(job, left):
             second.say(Leave(None, {0: 3}))
             assert first.wait_for(Left) == Left(1, RANK_1, {0: 3})
         second.close()
-        when = "after its script had ended, before MPI had" if left else "before its script had ended"
+        when = "after its script had ended, before MPI was finalized" if left else "before its script had ended"
         lost = first.wait_for(Lost)
         assert lost == Lost(1, f"{RANK_1} died (its connection closed {when}).", died=True, bound=True)
     assert job.ends_by_itself(), "nobody is left"

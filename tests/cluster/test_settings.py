@@ -36,7 +36,7 @@ def test_secret(monkeypatch, tmp_path):
     (tmp_path / "for_all").write_text("told")
     (tmp_path / "for_all").chmod(0o644)
     monkeypatch.setenv("TFDIST_SECRET_FILE", str(tmp_path / "for_all"))
-    with pytest.raises(ClusterSpecError, match=r"every user can read .*: chmod o= "):
+    with pytest.raises(ClusterSpecError, match=r"every user can read .* Run `chmod o= "):
         read_secret()
     (tmp_path / "for_all").chmod(0o640)
     assert read_secret() == b"told"

@@ -103,7 +103,7 @@ def test_clusters_with_parameter_servers_take_additional_workers():
 
 
 def test_somebody_has_to_train():
-    with pytest.raises(ClusterSpecError, match="nobody trains"):
+    with pytest.raises(ClusterSpecError, match="must name a chief or a worker, which train; got"):
         spec.from_tf_config(config({"ps": ["a:1"]}, "ps", 0))
 
 

@@ -108,4 +108,4 @@ def test_a_lost_task_takes_its_values_and_questions_along(told):
 def test_a_gather_that_cannot_come_about_is_an_error(told, task, tasks):
     assert not told.gather(task, 1, tasks)
     ((_, reply),) = told.replies
-    assert "or some come twice" in reply.error
+    assert f"must list the task itself, and each task once; got {list(tasks)}" in reply.error

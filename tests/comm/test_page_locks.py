@@ -88,7 +88,7 @@ def test_what_cannot_be_locked_is_used_all_the_same(monkeypatch, own, caplog, fa
     own.device = 0
     pool = BufferPool()
     assert len({pool.take(1 << 20).nbytes for _ in range(3)}) == 1
-    assert [one.message for one in caplog.records if "does not lock memory" in one.message] != []
+    assert [one.message for one in caplog.records if "does not lock host memory" in one.message] != []
     assert len(caplog.records) == 1, "said once"
     assert driver.contexts == 0
 

@@ -56,7 +56,7 @@ def test_schedules():
         (lambda: as_policy(c.TopK), TypeError, r"an object, such as TopK\(\); got the class TopK"),
         (lambda: c.Schedule({1: None}), ValueError, "begins with step 0"),
         (lambda: c.Schedule({0: None, 5: c.TopK()}, every=5), ValueError, "above the last step"),
-        (lambda: c.Schedule({0: c.by_size({0: None})}), TypeError, "a schedule holds"),
+        (lambda: c.Schedule({0: c.by_size({0: None})}), TypeError, "each choice of a schedule must be"),
         (lambda: c.by_size({5: None}), ValueError, "a choice for 0 elements"),
         (lambda: c.by_name({"a": 3}), TypeError, "got 3"),
         (lambda: c.FewerWorkers(0), ValueError, "at least 1"),

@@ -216,5 +216,5 @@ def test_alone_a_tensor_gets_its_methods_momentum(call):
 def test_a_weight_is_for_sums_of_floating_point():
     with pytest.raises(ValueError, match="a weight cannot be combined with a mean"):
         alone().all_reduce([tf.zeros(3)], weight=tf.constant(1.0, tf.float64), mean=True)
-    with pytest.raises(ValueError, match=r"of floating point; got \['float32', 'int32'\]"):
+    with pytest.raises(ValueError, match=r"floating-point or complex tensors; got \['float32', 'int32'\]"):
         alone().all_reduce([tf.zeros(3), tf.zeros(3, tf.int32)], weight=tf.constant(1.0, tf.float64))

@@ -31,7 +31,7 @@ def test_what_is_stored_is_loaded_for_the_same_machine_only(cache):
 def test_a_file_from_another_machine_is_an_error_that_names_what_differs(cache, monkeypatch):
     monkeypatch.setenv(calibration.VARIABLE, str(cache / "mine.json"))
     calibration.store(TYPICAL, {**calibration.machine((0, 0)), "processor": "Abacus"})
-    with pytest.raises(CalibrationError, match=r"rank 0 runs \(processor: 'Abacus' there, .* here\)"):
+    with pytest.raises(CalibrationError, match=r"rank 0 \(processor: 'Abacus' in the file, .* on this rank\)"):
         calibration.load(calibration.machine((0, 0)))
 
 
@@ -59,5 +59,5 @@ def test_groups_use_the_calibration_of_their_job(cache, monkeypatch):
     for members in (None, (2, 0), (3, 1, 2)):
         assert calibration.read(calibration.written(Group(engine, members))) == faster
     calibration.store(faster, {**calibration.machine(hosts), "processor": "Abacus"})
-    with pytest.raises(CalibrationError, match="was not made where rank 2 runs"):
+    with pytest.raises(CalibrationError, match="was not made for the machines and processes of rank 2"):
         calibration.written(Group(engine, (2, 0)))

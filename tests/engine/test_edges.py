@@ -109,7 +109,7 @@ def test_groups_have_edges_of_their_own(ranks):
             for value, one in enumerate(groups):
                 Edges(one).send(tf.constant([value]), one.members.index(1), "values")
             return None
-        with pytest.raises(ValueError, match="between two ranks; got 1 for both"):
+        with pytest.raises(ValueError, match="between two different ranks; got 1 for both"):
             Edges(groups[2]).send(tf.ones(1), 0, "values")
         spec = tf.TensorSpec([1], tf.int32)
         return [int(Edges(one).receive(spec, one.members.index(0), "values")[0]) for one in reversed(groups)]
@@ -193,9 +193,9 @@ def test_ranks_that_no_edge_runs_between(ranks):
             edges.send(tf.ones(1), other, "x")
         with pytest.raises(ValueError, match=f"between ranks from 0 to 2; got {other}"):
             edges.receive(tf.TensorSpec([1]), other, "x")
-    with pytest.raises(ValueError, match="between two ranks; got 1 for both"):
+    with pytest.raises(ValueError, match="between two different ranks; got 1 for both"):
         edges.send(tf.ones(1), 1, "x")
-    with pytest.raises(ValueError, match="between two ranks; got 0 for both"):
+    with pytest.raises(ValueError, match="between two different ranks; got 0 for both"):
         Edges(world.current().group).receive(tf.TensorSpec([1]), 0, "x")
 
 

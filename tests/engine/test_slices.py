@@ -159,7 +159,7 @@ def test_a_weight_stands_instead_of_contributes():
     weight = tf.constant(1.0, tf.float64)
     with pytest.raises(ValueError, match="takes either weight or contributes; got both"):
         summed(world.current().group, eagerly, *rows_of(0), contributes=tf.constant(True), weight=weight)
-    with pytest.raises(ValueError, match=r"of floating point; got \['int32'\]"):
+    with pytest.raises(ValueError, match=r"floating-point or complex tensors; got \['int32'\]"):
         summed(world.current().group, eagerly, *rows_of(0, np.int32), weight=weight)
 
 

@@ -19,7 +19,7 @@ class Shouting(Mixing):
         self._round += 1
         return list(values)
 
-    def _heard_at_the_end(self, rank, message, values):
+    def _handle_late_message(self, rank, message, values):
         self.heard = (*self.heard, (rank, message.round, message.generation))
         values[0] += like(message.parts, values)[0]
 

@@ -172,8 +172,8 @@ def test_networks_of_their_own(own):
 
 
 LAUNCHED = {
-    "PID": (PROCESSES, "MPICH takes rank 0 and rank 1 for neighbours that read each other's memory, but"),
-    "/dev/shm": (shm("size=64m"), "lost during MPI's initialization: it did not end within 6 s"),
+    "PID": (PROCESSES, "MPICH assumes that rank 0 and rank 1 can read each other's memory, but"),
+    "/dev/shm": (shm("size=64m"), "MPI's initialization failed: MPI did not start within 6 s"),
 }
 
 

@@ -179,8 +179,8 @@ def deaf_mpi():
         ended = processes.wait()
         assert [end.code for end in ended] == [1, 1], processes.outputs()
         for end in ended:
-            assert "lost during MPI's initialization: " in end.output, processes.outputs()
-            assert "did not end within 5 s" in end.output, processes.outputs()
+            assert "MPI's initialization failed: " in end.output, processes.outputs()
+            assert "MPI did not start within 5 s" in end.output, processes.outputs()
 
 
 def no_mpi():

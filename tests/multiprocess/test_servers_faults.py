@@ -99,7 +99,7 @@ def test_a_server_that_stands_still_is_followed_up(tmp_path):
         outputs = processes.outputs()
     assert [end.code for end in ended] == [0, 0, 1, 0], outputs
     assert "is lost: ps 1" in ended[3].output, outputs
-    assert "The other tasks take this process, 2, for lost" in ended[2].output, outputs
+    assert "The other tasks consider this process, task 2, lost" in ended[2].output, outputs
     found = harness.results(ended[:2])
     assert max(one["iterations"] for one in found) == 2 * 8 * EPOCH, "no update is lost, and none is counted twice"
     harness.assert_nothing_left()

@@ -50,7 +50,7 @@ def test_updates_are_those_of_the_whole_model(name):
 def test_a_weight_that_two_stages_hold_counts_once_in_a_norm(ranks, monkeypatch):
     """Two processes with one gradient each and one that both have."""
     own = threading.local()
-    monkeypatch.setattr(stage_optimizers.at_work, "current", lambda ability: own.stages)
+    monkeypatch.setattr(stage_optimizers.current_strategy, "current", lambda ability: own.stages)
 
     def work(group):
         own.stages = types.SimpleNamespace(over_stages=Bridge(group))

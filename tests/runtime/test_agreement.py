@@ -79,7 +79,7 @@ def test_a_job_may_fail_before(members):
 
 
 def test_nobody_publishes_in_time(members):
-    with pytest.raises(RendezvousError, match=r"no worker has made its ParameterServerStrategy within 0\.1 s"):
+    with pytest.raises(RendezvousError, match=r"no worker has made its ParameterServerStrategy, .* within 0\.1 s"):
         agreement.wait_for_options(members[2], 0.1)
 
 

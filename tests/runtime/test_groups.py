@@ -16,7 +16,7 @@ def test_a_group_of_one():
 
 @pytest.mark.parametrize("ranks", [[], [1], [-1], [0, 0], [0, 1]])
 def test_ranks_that_do_not_exist_or_occur_twice(ranks):
-    with pytest.raises(ValueError, match=r"different ranks from 0 to 0, at least one; got .* call tfdist.init\(\)"):
+    with pytest.raises(ValueError, match=r"one or more ranks from 0 to 0, each once; got .* call tfdist.init\(\)"):
         Group(ranks)
 
 
@@ -41,7 +41,7 @@ def test_only_members_may_use_it(rank_2_of_4):
 
 
 def test_what_is_said_of_ranks_that_do_not_exist(rank_2_of_4):
-    with pytest.raises(ValueError, match=r"different ranks from 0 to 3, at least one; got \[0, 4\]"):
+    with pytest.raises(ValueError, match=r"one or more ranks from 0 to 3, each once; got \[0, 4\]"):
         Group([0, 4])
 
 

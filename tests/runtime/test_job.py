@@ -17,14 +17,16 @@ def test_a_process_enters_once():
 
 def test_a_process_enters_one_job():
     job.enter(cluster_of("worker", worker=2), TIMEOUTS)
-    with pytest.raises(ClusterSpecError, match=r"has entered a job already .* and can enter one only; got"):
+    with pytest.raises(ClusterSpecError, match=r"has already entered a job .* and can enter only one; got"):
         job.enter(cluster_of("worker", worker=2), TIMEOUTS)
 
 
 def test_processes_that_come_and_go_are_no_job_with_those_that_stay():
     cluster = cluster_of("worker", worker=2)
     job.enter(cluster, TIMEOUTS)
-    with pytest.raises(ClusterSpecError, match=r"cannot be in one job with QuorumStrategy.* Leave out tfdist\.init"):
+    with pytest.raises(
+        ClusterSpecError, match=r"QuorumStrategy.* cannot be used in one job with .* Leave out tfdist\.init"
+    ):
         job.enter(dataclasses.replace(cluster, has_elastic_workers=True), TIMEOUTS)
 
 

@@ -119,7 +119,7 @@ def test_a_server_whose_copy_has_no_place_is_an_error(job, caplog, monkeypatch):
     (error,) = alone.errors
     assert isinstance(error, RendezvousError)
     assert caplog.text.count("tfdist: waiting for ps 1") == 1
-    assert "has not come in 0.5 s: with Servers(copies=1) it has the copy of ps 0" in str(error)
+    assert "has not come within 0.5 s: with Servers(copies=1) it has to keep the copy of ps 0" in str(error)
 
 
 def test_a_job_that_is_over_is_no_error_while_the_other_task_is_waited_for(job):

@@ -85,7 +85,10 @@ def test_one_that_follows_keeps_snapshots_only_when_it_takes_over(tmp_path):
 def test_another_models_snapshots_are_named(tmp_path, caplog):
     (tmp_path / "Adam-2").mkdir()
     train(template(folder=tmp_path).leading(), 1)
-    assert f"{tmp_path} has snapshots of other models (Adam-2): this one, SGD-1, begins anew" in caplog.text
+    assert (
+        f"{tmp_path} has snapshots of other models only (Adam-2): the model SGD-1 starts without a snapshot"
+        in caplog.text
+    )
 
 
 def test_the_server_of_a_host_joins_its_workers_and_keeps_nothing(tmp_path):

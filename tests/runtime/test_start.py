@@ -26,7 +26,7 @@ def test_an_initialization_that_does_not_end_ends_the_process():
             threading.Event().wait()
     """)
     assert ended.returncode == 1
-    assert "tfdist: lost during MPI's initialization: it did not end within 0.1 s." in ended.stderr
+    assert "tfdist: MPI's initialization failed: MPI did not start within 0.1 s." in ended.stderr
 
 
 def test_an_initialization_that_ends_in_time_has_no_deadline_any_more():

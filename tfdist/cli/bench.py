@@ -37,29 +37,39 @@ def add_parser(commands: Any) -> None:
     """Adds the subcommand to the parser of `tfdist`."""
     parser = commands.add_parser(
         "bench",
-        help="measure latency, bandwidth and every all-reduce on the machines at hand",
-        description="Measures the machines at hand and every all-reduce algorithm, against the cost model's prediction "
-        'and bound, and keeps the calibration that AllReduceStrategy(algorithm="auto") chooses by. Start it as the job '
-        "itself is started (TF_CONFIG, mpiexec, srun), or with -n on this machine.",
+        help="measure latency, bandwidth and every all-reduce algorithm on these machines",
+        description="Measures these machines and every all-reduce algorithm, compares the algorithms with the cost "
+        "model's prediction and bound, and stores the calibration from which "
+        'AllReduceStrategy(algorithm="auto") chooses. Start it as the job itself is started (TF_CONFIG, mpiexec, '
+        "srun), or with -n on this machine.",
         allow_abbrev=False,
     )
-    parser.add_argument("-n", "--processes", type=run.positive, help="start so many processes of this machine")
+    parser.add_argument("-n", "--processes", type=run.positive, help="number of processes to start on this machine")
     parser.add_argument(
-        "--mib", type=_mib, nargs="+", default=[0.004, 0.0625, 1, 16, 64], metavar="SIZE", help="sizes of vectors"
+        "--mib",
+        type=_mib,
+        nargs="+",
+        default=[0.004, 0.0625, 1, 16, 64],
+        metavar="SIZE",
+        help="sizes of the vectors in MiB",
     )
     parser.add_argument(
-        "--algorithms", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS), help="which to measure"
+        "--algorithms",
+        nargs="+",
+        choices=list(ALGORITHMS),
+        default=list(ALGORITHMS),
+        help="algorithms to measure (default: all)",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
-    parser.add_argument("--plot", metavar="FILE", help="also draw them there (needs matplotlib)")
-    parser.add_argument("--no-store", action="store_true", help="do not keep the calibration")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this JSON file")
+    parser.add_argument("--plot", metavar="FILE", help="also draw the figures to this file (needs matplotlib)")
+    parser.add_argument("--no-store", action="store_true", help="do not store the calibration")
     parser.set_defaults(execute=execute)
 
 
 def _mib(text: str) -> float:
     size = float(text)
     if not 4 <= size * 2**20 < 2**40:
-        raise argparse.ArgumentTypeError(f"expected a size in MiB, of 4 bytes at least, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a size in MiB, from 4 bytes to less than 1 TiB, got {text!r}")
     return size
 
 
@@ -92,8 +102,8 @@ def execute(options: argparse.Namespace) -> int:
         return 1
     if entered.size == 1:
         print(
-            "tfdist bench: this process is alone. Start it as the job is started (TF_CONFIG, mpiexec, srun), or with "
-            "`tfdist bench -n 2`.",
+            "tfdist bench: expected several processes, got one. Start it as the job is started (TF_CONFIG, mpiexec, "
+            "srun), or with `tfdist bench -n 2`.",
             file=sys.stderr,
         )
         return 2
@@ -113,9 +123,9 @@ def execute(options: argparse.Namespace) -> int:
             _draw(options.plot, rows)
         if not options.no_store:
             try:
-                print(f'Calibration kept in {calibration.store(found, described)}, for algorithm="auto".')
+                print(f'Calibration stored in {calibration.store(found, described)}, for algorithm="auto".')
             except OSError as error:
-                print(f"tfdist bench: the calibration cannot be kept: {error}", file=sys.stderr)
+                print(f"tfdist bench: the calibration cannot be stored: {error}", file=sys.stderr)
                 return 1
     return 0
 

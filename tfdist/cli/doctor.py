@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
         help="check this machine and the cluster before a long job",
-        description="Looks at versions, MPI, devices, TF_CONFIG and the tasks' addresses. Started on all tasks at once "
+        description="Checks versions, MPI, devices, TF_CONFIG and the tasks' addresses. Started on all tasks at once "
         "(with TF_CONFIG on each machine, under mpiexec, or as `tfdist run -n 2 -m tfdist.cli doctor`), it also "
         "measures an all-reduce between them.",
     )
@@ -105,7 +105,7 @@ def _versions() -> Iterator[Finding]:
             else:
                 span = " to ".join(f"{a}.{b}" for a, b in (_OLDEST_TENSORFLOW, _NEWEST_TENSORFLOW))
                 yield Finding(
-                    Level.NOTE, "TensorFlow", f"{version} ({build})", f"tfdist is checked on {span}; others may fail"
+                    Level.NOTE, "TensorFlow", f"{version} ({build})", f"tfdist is tested with {span}; others may fail"
                 )
             return
     yield Finding(Level.PROBLEM, "TensorFlow", "not installed", HOW_TO_INSTALL)
@@ -171,7 +171,7 @@ def _resolve(task: Task) -> Any:
 
 
 def _unresolved(task: Task, error: OSError) -> Finding:
-    advice = "see that the name is right and that this machine resolves it"
+    advice = "check that the name is right and that this machine can resolve it"
     return Finding(Level.PROBLEM, "address", f"{task}: {error.strerror or error}", advice)
 
 
@@ -186,16 +186,16 @@ def _peer_address(task: Task, is_chief: bool) -> Finding:
     if code == errno.ECONNREFUSED:
         return Finding(Level.OK, "address", f"{task}: reachable, and free")
     if code == 0 and is_chief:
-        return Finding(Level.OK, "address", f"{task}: reachable; something listens there, the chief if it is up")
+        return Finding(Level.OK, "address", f"{task}: reachable; a process listens there, the chief if it is up")
     if code == 0:
         return Finding(
-            Level.NOTE, "address", f"{task}: reachable, but in use", "see that no other job was given this address"
+            Level.NOTE, "address", f"{task}: reachable, but in use", "check that no other job uses this address"
         )
     return Finding(
         Level.PROBLEM,
         "address",
         f"{task}: not reachable ({os.strerror(code)})",
-        "see that the machine is up and that no firewall stands between; MPI needs its other ports open as well",
+        "check that the machine is up and that no firewall blocks the port; MPI needs other ports open as well",
     )
 
 
@@ -213,8 +213,8 @@ def _own_address(task: Task) -> Finding:
                 return Finding(
                     Level.NOTE,
                     "address",
-                    f"{task}: this task's own address is none of this machine's interfaces",
-                    "right behind a service or a NAT; otherwise check TF_CONFIG",
+                    f"{task}: no interface of this machine has this task's own address",
+                    "this is as it should be behind a service or a NAT; otherwise correct TF_CONFIG",
                 )
             return Finding(
                 Level.PROBLEM,

@@ -30,7 +30,7 @@ def listed() -> Iterator[Finding]:
         index, name, memory, driver = (part.strip() for part in gpu.split(","))
         yield Finding(Level.OK, f"GPU {index}", f"{name}, {memory}, driver {driver}")
     if not gpus:
-        yield Finding(Level.NOTE, "GPU", f"nvidia-smi finds none: {(found.stdout + found.stderr).strip()}")
+        yield Finding(Level.NOTE, "GPU", f"nvidia-smi finds no GPU: {(found.stdout + found.stderr).strip()}")
 
 
 def try_all() -> Iterator[Finding]:
@@ -41,15 +41,15 @@ def try_all() -> Iterator[Finding]:
     gpus = tf.config.list_physical_devices("GPU")
     if not build["is_cuda_build"] and not build.get("is_rocm_build"):
         advice = "install TensorFlow for GPUs: `pip install 'tfdist[gpu]'` in a new environment"
-        yield Finding(Level.PROBLEM, "GPU", "this TensorFlow was built without GPUs", advice)
+        yield Finding(Level.PROBLEM, "GPU", "this TensorFlow was built without support for GPUs", advice)
         return
     names = [name for name in ("cuda", "cudnn") if f"{name}_version" in build]
     versions = ", ".join(f"{name} {build[f'{name}_version']}" for name in names)
     if not gpus:
-        advice = "TensorFlow says on stderr which library it lacks; `pip install 'tfdist[gpu]'` brings them all"
-        yield Finding(Level.PROBLEM, "GPU", f"TensorFlow, built for {versions}, finds none", advice)
+        advice = "see on stderr which library TensorFlow lacks; `pip install 'tfdist[gpu]'` installs them all"
+        yield Finding(Level.PROBLEM, "GPU", f"TensorFlow, built for {versions}, finds no GPU", advice)
         return
-    yield Finding(Level.OK, "GPU", f"TensorFlow is built for {versions}, and finds {len(gpus)}")
+    yield Finding(Level.OK, "GPU", f"TensorFlow is built for {versions}, and finds {len(gpus)} GPU(s)")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -66,12 +66,12 @@ def _tried(device: str, expected: np.ndarray) -> Iterator[Finding]:
         yield Finding(Level.OK, device, copied(device))
         difference = float(np.abs(trained(device) - expected).max())
     except tf.errors.OpError as error:
-        advice = "see that no other process has taken its memory (nvidia-smi), and that the driver is new enough"
+        advice = "check that no other process uses its memory (nvidia-smi), and that the driver is new enough"
         yield Finding(Level.PROBLEM, device, f"cannot compute: {error.message.splitlines()[0]}", advice)
         return
     text = f"after {_STEPS} steps, weights differ from the CPU's by {difference:.1g}"
     level = Level.OK if difference < _TOLERANCE else Level.PROBLEM
-    advice = "" if level is Level.OK else f"they should by less than {_TOLERANCE}: do not trust this card"
+    advice = "" if level is Level.OK else f"they should differ by less than {_TOLERANCE}: do not trust this GPU"
     yield Finding(level, device, text, advice)
 
 
@@ -102,8 +102,8 @@ def copied(device: str) -> str:
         back = there.numpy()
         rates.append(vector.nbytes / (time.perf_counter() - begun) / 1e9)
         if not np.array_equal(back, vector) or total != vector.sum(dtype=np.float64):
-            raise tf.errors.DataLossError(None, None, "what was copied to it came back otherwise, or its sum is wrong")
-    return f"{_MEBIBYTES} MiB go there at {rates[-2]:.1f} GB/s and come back at {rates[-1]:.1f} GB/s; sums are right"
+            raise tf.errors.DataLossError(None, None, "a vector came back changed, or its sum on the device is wrong")
+    return f"{_MEBIBYTES} MiB are copied there at {rates[-2]:.1f} GB/s and back at {rates[-1]:.1f} GB/s; sums are right"
 
 
 def trained(device: str) -> np.ndarray:

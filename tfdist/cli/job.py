@@ -228,7 +228,7 @@ class Job:
                     deadline = latest if deadline is None else min(deadline, latest)
             if self._has_nobody_to_train_with(running):
                 for process in running:
-                    _say(f"tfdist run: {process.name} was to be started again, but the training has ended.")
+                    _say(f"tfdist run: {process.name} was started again, but the training has ended.")
                 self._end(running)
                 break
             if running and not is_over and not any(process.trains for process in running):
@@ -346,7 +346,7 @@ def _how_it_ended(process: Process) -> str:
     code = process.popen.returncode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     if process.ended_by_us:
-        how = "stood still, or failed and did not end by itself"
+        how = "hung, or failed and did not end by itself"
     return f"{process.name} (process {process.popen.pid}) {how}"
 
 

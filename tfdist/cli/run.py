@@ -16,26 +16,26 @@ def add_parser(commands: Any) -> None:
     """Adds the subcommand to the parser of `tfdist`."""
     parser = commands.add_parser(
         "run",
-        help="start a script as several processes of this machine",
-        description="Starts a script as N processes of this machine, each with its TF_CONFIG, its cores and its GPU. "
-        "When one of them fails, the others are ended (but for --keep-going), and its exit code is passed on. A "
+        help="start a script as several processes on this machine",
+        description="Starts a script as N processes on this machine, each with its own TF_CONFIG, cores and GPU. When "
+        "one of them fails, the others are ended (except with --keep-going), and its exit code is returned. A "
         "parameter server or an evaluator that fails ends no other process.",
     )
-    parser.add_argument("-n", "-np", "--processes", type=positive, required=True, help="how many training processes")
-    parser.add_argument("--ps", type=count, default=0, metavar="N", help="how many parameter servers beside them")
-    parser.add_argument("--evaluators", type=count, default=0, metavar="N", help="how many evaluators beside them")
+    parser.add_argument("-n", "-np", "--processes", type=positive, required=True, help="number of training processes")
+    parser.add_argument("--ps", type=count, default=0, metavar="N", help="number of parameter servers beside them")
+    parser.add_argument("--evaluators", type=count, default=0, metavar="N", help="number of evaluators beside them")
     parser.add_argument(
         "--output",
         choices=("chief", "all"),
         default="chief",
-        help="whose output is shown: rank 0's, and another's only if it fails (default); or all, with a name before "
-        "each line, stdout on stdout and stderr on stderr",
+        help="output to show: rank 0's, and another process's only if it fails (default); or that of all, with the "
+        "process's name before each line, stdout on stdout and stderr on stderr",
     )
     parser.add_argument(
         "--logs",
         metavar="FOLDER",
-        help=f"also write there the whole output of each rank that is not shown; otherwise its last {KEPT_LINES} lines "
-        "are kept, for the case that it fails",
+        help="also write the whole output of each process that is not shown to this folder; without it, only the last "
+        f"{KEPT_LINES} lines are kept, to be shown if the process fails",
     )
     parser.add_argument(
         "--cores",
@@ -52,18 +52,18 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--keep-going",
         action="store_true",
-        help="when a process fails, leave the others to themselves: those that share no group with it go on",
+        help="when a process fails, do not end the others: those that share no group with it go on",
     )
     parser.add_argument(
         "--restarts",
         type=count,
         default=0,
         metavar="N",
-        help="start a training process that fails again, N times in all: for strategies whose processes come and go",
+        help="start failed training processes again, N times in all: for strategies whose processes come and go",
     )
     parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     parser.add_argument("script", help="Python script to start")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     parser.set_defaults(execute=execute)
 
 
@@ -85,7 +85,7 @@ def execute(options: argparse.Namespace) -> int:
     """Runs the script; returns the exit code of the process that failed first, or 0."""
     if not options.module and not os.path.exists(options.script):
         runs_python = os.path.basename(options.script).startswith("python") and options.arguments
-        hint = f"; name the script alone: tfdist run … {' '.join(options.arguments)}" if runs_python else ""
+        hint = f"; give the script without python: tfdist run … {' '.join(options.arguments)}" if runs_python else ""
         print(f"tfdist run: there is no file {options.script}{hint}", file=sys.stderr)
         return 2
     script = ["-m", options.script] if options.module else [options.script]

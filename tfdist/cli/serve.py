@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
         help="the cluster, as in TF_CONFIG: "
         '\'{"chief": ["host0:2222"], "worker": ["host1:2222"], "ps": ["host2:2222"]}\'',
     )
-    parser.add_argument("--index", type=int, default=0, help='of this server in the cluster\'s "ps" (default: 0)')
+    parser.add_argument("--index", type=int, default=0, help='index of this server in the cluster\'s "ps" (default: 0)')
     parser.add_argument(
         "--import",
         dest="modules",

@@ -35,8 +35,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "status",
         help="show what the parameter servers of a running job are doing",
-        description="Asks a parameter server, and by it all others of its job, and shows a table of the workers of "
-        "each model until Ctrl-C. It needs the job's TFDIST_SECRET, if there is one.",
+        description="Asks a parameter server, and through it all others of its job, and shows a table of the workers "
+        "of each model until Ctrl-C. It needs the job's TFDIST_SECRET, if there is one.",
     )
     parser.add_argument(
         "address",
@@ -44,7 +44,9 @@ def add_parser(commands: Any) -> None:
         help='host:port of a parameter server, as in TF_CONFIG (job "ps"); by default the first one of this '
         "environment's TF_CONFIG. `tfdist run` shows it when it starts",
     )
-    parser.add_argument("--seconds", type=float, default=1.0, help="between two looks (default: 1)")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="seconds between two updates of the table (default: 1)"
+    )
     parser.add_argument("--once", action="store_true", help="show one table and end")
     parser.set_defaults(execute=_execute)
 
@@ -111,7 +113,7 @@ def _check(address: str) -> None:
     if first == b"{":
         raise TfdistError(f"{address} is the address of the job's chief. {_WHERE}")
     if first != _ZMTP:
-        raise TfdistError(f"what listens at {address} is no parameter server of tfdist. {_WHERE}")
+        raise TfdistError(f"the process that listens at {address} is not a parameter server of tfdist. {_WHERE}")
 
 
 def _connected(stack: contextlib.ExitStack, address: str) -> Connection:

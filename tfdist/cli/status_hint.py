@@ -29,7 +29,7 @@ def told(tasks: Sequence[Task], secret: str) -> Iterator[None]:
         return
     with _kept(secret) as path:
         command = f"TFDIST_SECRET_FILE={shlex.quote(path)} tfdist status {server.address}"
-        print(f"tfdist run: `{command}` shows what the parameter servers do.", file=sys.stderr, flush=True)
+        print(f"tfdist run: `{command}` shows what the parameter servers are doing.", file=sys.stderr, flush=True)
         yield
 
 

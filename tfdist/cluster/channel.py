@@ -179,7 +179,7 @@ class Channel:
                 return
             failure = PeerLostError(
                 f"the rendezvous server at {self._address} sent an invalid message ({type(error).__name__}: {error}): "
-                "its connection is broken. The job must be started again."
+                "its connection is broken. Start the job again."
             )
             self.send(messages.Fails(str(failure)[:1000], mismatch=False))
             self._on_failure(failure, False)
@@ -222,7 +222,7 @@ class Channel:
                 for line in lines:
                     self._receive(messages.from_server(line))
                 if len(pending) > messages.MAX_LINE:
-                    raise ValueError("a line without an end")
+                    raise ValueError("a line is longer than the maximum")
             if silence > self._heartbeat:
                 self._on_failure(
                     PeerLostError(
@@ -235,8 +235,8 @@ class Channel:
 
     def _gone(self) -> PeerLostError:
         return PeerLostError(
-            f"the rendezvous server at {self._address} is gone: its process, on the chief's machine, was killed. The "
-            "job must be started again."
+            f"the rendezvous server at {self._address} is gone: its process, on the chief's machine, was killed. "
+            "Start the job again."
         )
 
     def _receive(self, message: messages.FromServer) -> None:

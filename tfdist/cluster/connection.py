@@ -43,7 +43,7 @@ def connect(address: str, claims: Claims, secret: bytes, timeout: float) -> tupl
             welcome = _handshake(connection, address, claims, secret)
         except OSError as error:
             connection.close()
-            reason = f"it closed the connection: {error}"
+            reason = f"the handshake failed: {error}"
             time.sleep(_RETRY_SECONDS)
             continue
         except BaseException:
@@ -66,7 +66,7 @@ def _handshake(connection: socket.socket, address: str, claims: Claims, secret: 
         raise _no_server(address) from None
     if challenge.tfdist != messages.PROTOCOL:
         raise RendezvousError(
-            f"the rendezvous server at {address} is of another version of tfdist (expected protocol "
+            f"the rendezvous server at {address} runs another version of tfdist (expected protocol "
             f"{messages.PROTOCOL}, got {challenge.tfdist}). Install the same version on every task."
         )
     nonces = (challenge.nonce, proof.nonce())
@@ -81,16 +81,16 @@ def _handshake(connection: socket.socket, address: str, claims: Claims, secret: 
         raise RendezvousError(f"the chief at {address} refused this task: {answer.why}")
     if not proof.is_proven(answer.proof, proof.prove(secret, "server", nonces, [answer.task, answer.job])):
         raise RendezvousError(
-            f"what answers at {address} could not prove that it knows the job's secret: it is not this job's chief. "
-            "Check the chief's address in TF_CONFIG."
+            f"the process that answers at {address} could not prove that it knows the job's secret: it is not this "
+            "job's chief. Check the chief's address in TF_CONFIG."
         )
     return answer
 
 
 def _no_server(address: str) -> RendezvousError:
     return RendezvousError(
-        f"what answers at {address} is not a rendezvous server of tfdist. Check that no other program uses the chief's "
-        "port."
+        f"the process that answers at {address} is not a rendezvous server of tfdist. Check that no other program uses "
+        "the chief's port."
     )
 
 
@@ -101,6 +101,6 @@ def _read_line(connection: socket.socket) -> bytes:
     while not line.endswith(b"\n") and len(line) <= messages.MAX_HANDSHAKE_LINE:
         byte = connection.recv(1)
         if not byte:
-            raise ConnectionResetError("closed before it answered")
+            raise ConnectionResetError("the connection was closed before the answer")
         line += byte
     return bytes(line)

@@ -376,7 +376,9 @@ class Control:
         if lost.task == self.task and lost.died:
             again = "" if lost.bound else ", and start the task again"
             self.fail(
-                PeerLostError(f"{lost.why} The other tasks take this process, {self.task}, for lost: end it{again}.")
+                PeerLostError(
+                    f"{lost.why} The other tasks consider this process, task {self.task}, lost: end it{again}."
+                )
             )
             return
         for watcher in self._watchers:
@@ -386,7 +388,7 @@ class Control:
                 log.warning("tfdist: %s", lost.why)
             return
         if self._listener is not None and self._listener.survives(lost.task, error):
-            log.warning("tfdist: %s This process goes on with its groups without it.", lost.why)
+            log.warning("tfdist: %s This process goes on with the groups that do not contain that rank.", lost.why)
             return
         if self.failure is None:
             self.peer_died = lost.died

@@ -258,14 +258,14 @@ class CollectiveCoordinator:
                 ]
                 contents = f": {call.contents}" if call.contents else ""
                 what = f"{_named(call)} (call {call.call + 1}{contents})"
-                lines.append(f"rank {rank} has posted {what}; missing: {_listed(late) or 'nobody, it is under way'}.")
+                lines.append(f"rank {rank} has posted {what}; missing: {_listed(late) or 'none, it is under way'}.")
                 for other in late:
                     missing.setdefault(other, []).append(_named(call))
         for rank in sorted(self.concerned()):
             if rank not in self._reports:
                 lines.append(f"{self._name(rank)} does not answer: it is stopped, or its link is cut.")
             elif rank in self._joined:
-                lines.append(f"rank {rank} has joined.")
+                lines.append(f"rank {rank} has called join().")
             elif rank in missing:
                 keys = ", ".join(map(_named, self._reports[rank].under_way))
                 state = f"has posted {keys}" if keys else "is in no collective"

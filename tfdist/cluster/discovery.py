@@ -32,7 +32,7 @@ def discover(resolver: Any | None) -> Cluster | None:
         if not callable(getattr(resolver, "cluster_spec", None)):
             raise TypeError(
                 "cluster_resolver must be a tf.distribute.cluster_resolver.ClusterResolver, such as "
-                f"SimpleClusterResolver(…); got {resolver!r}. All other arguments are given by name"
+                f"SimpleClusterResolver(…); got {resolver!r}. Pass all other arguments by name"
             )
         return spec.from_resolver(resolver)
     if launcher.size() > 1:

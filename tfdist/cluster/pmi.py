@@ -48,7 +48,7 @@ class ProcessManager:
             pass  # MPI waits in vain for an answer; the watcher of the control connection ends the process
         except Exception as error:
             self._control.fail(
-                MPIUnavailableError(f"MPI and tfdist do not understand each other: {type(error).__name__}: {error}")
+                MPIUnavailableError(f"tfdist could not answer a request of MPI: {type(error).__name__}: {error}")
             )
 
     def _answer(self, message: dict[str, str]) -> str:

@@ -47,7 +47,7 @@ def listen(address: str) -> socket.socket:
     except OSError as error:
         listener.close()
         advice = (
-            "another process uses it: end that one (`ss -ltnp` shows it) or give the chief another port in "
+            "another process uses it: end that process (`ss -ltnp` shows it) or give the chief another port in "
             "TF_CONFIG, on every task"
             if error.errno == errno.EADDRINUSE
             else error.strerror

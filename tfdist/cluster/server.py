@@ -308,7 +308,9 @@ class Server:
             return
         is_bound = member.task in self.bound
         if not member.ended and (is_bound or not member.left):
-            when = "after its script had ended, before MPI had" if member.left else "before its script had ended"
+            when = (
+                "after its script had ended, before MPI was finalized" if member.left else "before its script had ended"
+            )
             self._lose(member, f"{self._name(member)} died (its connection closed {when}).")
         del self.members[member.task]
         if not is_bound:
@@ -466,7 +468,7 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         for line in lines:
             yield line
         if len(pending) > messages.MAX_LINE:
-            raise ValueError("a line without an end")
+            raise ValueError("a line is longer than the maximum")
 
 
 def _later(seconds: float, then: Callable[[], None]) -> None:

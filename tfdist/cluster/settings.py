@@ -85,8 +85,8 @@ def read_secret() -> bytes:
             raise ClusterSpecError(f"TFDIST_SECRET_FILE: cannot read {path}: {error.strerror}") from None
         if is_for_all:
             raise ClusterSpecError(
-                f"TFDIST_SECRET_FILE: every user can read {path}, which is no secret then: chmod o= {path}; for a "
-                "volume of Kubernetes, defaultMode: 0440"
+                f"TFDIST_SECRET_FILE: every user can read {path}, so it keeps no secret. Run `chmod o= {path}`, or set "
+                "defaultMode: 0440 for a volume of Kubernetes"
             )
         if not secret_bytes:
             raise ClusterSpecError(f"TFDIST_SECRET_FILE: {path} is empty; it must hold the job's secret")

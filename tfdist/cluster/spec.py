@@ -208,12 +208,12 @@ def from_jobs(jobs: Mapping[str, Any], job: str, index: int, source: str) -> Clu
     extra |= job == "worker" and "ps" in tasks and all(task.index != index for task in tasks.get(job, ()))
     own = Task(job, index, "") if extra else _own(source, tasks.get(job, []), job, index)
     if job != "evaluator" and not any(task.job in TRAINING_JOBS for task in listed):
-        raise ClusterSpecError(f"{source}: nobody trains: the cluster names neither a chief nor a worker; got {jobs}.")
+        raise ClusterSpecError(f"{source}: the cluster must name a chief or a worker, which train; got {jobs}.")
     if own.index > 0 and listed == (own,):
         raise ClusterSpecError(
-            f"{source}: this process is {own}, but the cluster names no other task. What some schedulers give to the "
-            "workers of parameter servers (a TFJob with enableDynamicWorker) is not enough to train together: list "
-            "all tasks."
+            f"{source}: this process is {own}, but the cluster names no other task. List all tasks: the partial "
+            "cluster that some schedulers give to workers of parameter servers (a TFJob with enableDynamicWorker) is "
+            "not enough to train together."
         )
     return Cluster(listed, own)
 

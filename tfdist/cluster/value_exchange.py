@@ -26,7 +26,7 @@ class ValueExchange:
         """Takes a task's value. Returns whether it completes the exchange, so that all tasks have been answered."""
         if task not in message.tasks or len(set(message.tasks)) < len(message.tasks):
             error = (
-                f"task {task} gathers from tasks {list(message.tasks)[:20]}, of which it is none, or some come twice"
+                f"a gather of task {task} must list the task itself, and each task once; got {list(message.tasks)[:20]}"
             )
             self._reply(task, Reply(message.id, error=error))
             return False

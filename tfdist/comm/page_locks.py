@@ -76,8 +76,8 @@ def _driver() -> Any:
 @functools.cache
 def _say(status: int) -> None:
     log.warning(
-        "tfdist: the driver does not lock memory of the host for the GPU (CUDA error %d): sums are copied more slowly. "
-        "`ulimit -l` or a container's limit of locked memory may be too small.",
+        "tfdist: the driver does not lock host memory for the GPU (CUDA error %d): sums are copied more slowly. Raise "
+        "`ulimit -l`, or the container's limit of locked memory, if it is too small.",
         status,
     )
 

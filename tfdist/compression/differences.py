@@ -44,7 +44,7 @@ def suited_choice(choice: Choice, who: str) -> Method:
             return as_contraction(choice)
     except TypeError as error:
         raise ValueError(f"{who} cannot compress with {choice}: {error}") from None
-    raise ValueError(f"{who} cannot compress with {choice}, which is for gradients that all processes add up")
+    raise ValueError(f"{who} cannot compress with {choice}, which is only for gradients that all processes sum")
 
 
 def check(compression: Choice | Schedule | Policy, who: str) -> None:

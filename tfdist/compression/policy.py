@@ -40,7 +40,7 @@ class FewerWorkers:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ValueError(f"workers must be at least 1; got {self.workers}")
-        _check(self.method, (Method,), "FewerWorkers' method is")
+        _check(self.method, (Method,), "FewerWorkers' method must be")
 
 
 Choice = Method | FewerWorkers | None
@@ -67,7 +67,7 @@ class Schedule:
         if every is not None and every <= max(choices):
             raise ValueError(f"every must be above the last step of the schedule, {max(choices)}; got {every}")
         for choice in choices.values():
-            _check(choice, (Method, FewerWorkers), "a schedule holds")
+            _check(choice, (Method, FewerWorkers), "each choice of a schedule must be")
         self._choices = {step: _completed(choice) for step, choice in sorted(choices.items())}
         self._every = every
 
@@ -115,7 +115,7 @@ class _BySize(Policy):
         if 0 not in choices or min(choices) < 0:
             raise ValueError(f"by_size needs a choice for 0 elements; got {sorted(choices)}")
         for choice in choices.values():
-            _check(choice, (Method, FewerWorkers, Schedule, Policy), "by_size holds")
+            _check(choice, (Method, FewerWorkers, Schedule, Policy), "each choice of by_size must be")
         self._choices = dict(sorted(choices.items()))
 
     def __repr__(self) -> str:
@@ -131,7 +131,7 @@ class _ByName(Policy):
         self, choices: Mapping[str, Choice | Schedule | Policy], otherwise: Choice | Schedule | Policy
     ) -> None:
         for choice in (*choices.values(), otherwise):
-            _check(choice, (Method, FewerWorkers, Schedule, Policy), "by_name holds")
+            _check(choice, (Method, FewerWorkers, Schedule, Policy), "each choice of by_name must be")
         self._choices = {re.compile(pattern): choice for pattern, choice in choices.items()}
         self._otherwise = otherwise
 
@@ -149,7 +149,7 @@ class _ByName(Policy):
 
 class _SkippingSmall(Policy):
     def __init__(self, choice: Choice | Schedule | Policy, elements: int, vectors: bool) -> None:
-        _check(choice, (Method, FewerWorkers, Schedule, Policy), "skip_small takes")
+        _check(choice, (Method, FewerWorkers, Schedule, Policy), "the choice of skip_small must be")
         self._choice, self._elements, self._vectors = choice, elements, vectors
 
     def __repr__(self) -> str:

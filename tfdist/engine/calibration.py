@@ -92,11 +92,13 @@ def load(described: dict[str, Any], rank: int = 0) -> Calibration | None:
         raise CalibrationError(f"rank {rank} cannot read the calibration {path}: {error!r}. {again}") from None
     if made_for != described:
         differs = "; ".join(
-            f"{name}: {made_for.get(name)!r} there, {described.get(name)!r} here"
+            f"{name}: {made_for.get(name)!r} in the file, {described.get(name)!r} on this rank"
             for name in described
             if made_for.get(name) != described.get(name)
         )
-        raise CalibrationError(f"the calibration {path} was not made where rank {rank} runs ({differs}). {again}")
+        raise CalibrationError(
+            f"the calibration {path} was not made for the machines and processes of rank {rank} ({differs}). {again}"
+        )
     return calibration
 
 

@@ -186,7 +186,7 @@ class Edges:
             if not 0 <= rank < self._group.size:
                 raise ValueError(f"an edge runs between ranks from 0 to {self._group.size - 1}; got {rank}")
         if source == destination:
-            raise ValueError(f"an edge runs between two ranks; got {self._of_job(source)} for both")
+            raise ValueError(f"an edge runs between two different ranks; got {self._of_job(source)} for both")
         return self._group.subgroup((source, destination))
 
     def _of_job(self, rank: int) -> int:

@@ -457,7 +457,7 @@ class Engine:
             while self.control and not self.control.failure and time.monotonic() < end:
                 time.sleep(0.01)
             explanation = (self.control.failure if self.control else None) or PeerLostError(
-                f"rank {self.rank}: a transfer broke and no rank has said why ({type(error).__name__}: {error}). "
+                f"rank {self.rank}: a transfer failed, and no rank reported why ({type(error).__name__}: {error}). "
                 "If a link broke, start the job again."
             )
             self.fail(explanation)

@@ -57,7 +57,7 @@ def check(what: str) -> None:
         RefusedError: this thread is inside of `refused`.
     """
     if _refusing.on:
-        raise RefusedError(f"it compiles no calls of the host, such as {what}")
+        raise RefusedError(f"it cannot compile calls of host functions, such as {what}")
 
 
 def host_call(

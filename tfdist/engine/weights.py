@@ -40,7 +40,7 @@ def checked_weight(weight: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor
         ValueError: one of the tensors is not of floating point.
     """
     if not all(tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in tensors):
-        raise ValueError(f"a weight needs tensors of floating point; got {[t.dtype.name for t in tensors]}")
+        raise ValueError(f"a weight needs floating-point or complex tensors; got {[t.dtype.name for t in tensors]}")
     return tf.cast(weight, tf.float64)
 
 

@@ -66,8 +66,8 @@ def wait_for_options(member: Membership, timeout: float) -> Options | None:
         waited = time.monotonic() - begun
         if waited > timeout:
             raise RendezvousError(
-                f"no worker has made its ParameterServerStrategy within {timeout:g} s, of which this server has its "
-                "options. Start the workers' script with the same cluster, or raise TFDIST_START_TIMEOUT."
+                f"no worker has made its ParameterServerStrategy, which gives this server its options, within "
+                f"{timeout:g} s. Start the workers' script with the same cluster, or raise TFDIST_START_TIMEOUT."
             )
         if waited > _PATIENCE_SECONDS and not told:
             told = True

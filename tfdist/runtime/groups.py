@@ -22,8 +22,8 @@ class Group:
         size = world.current().size
         if not self.ranks or len(set(self.ranks)) < len(self.ranks) or not all(0 <= r < size for r in self.ranks):
             raise ValueError(
-                f"a group needs different ranks from 0 to {size - 1}, at least one; got {list(self.ranks)}. Groups are "
-                "of the job that this process has entered: call tfdist.init() first."
+                f"a group must have one or more ranks from 0 to {size - 1}, each once; got {list(self.ranks)}. If this "
+                "process has not entered its job yet, call tfdist.init() first."
             )
 
     @property

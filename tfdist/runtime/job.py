@@ -41,14 +41,14 @@ def enter(cluster: Cluster | None, timeouts: Timeouts) -> Membership:
             and _differs_only_in_elasticity(_entered.cluster, cluster)
         ):
             raise ClusterSpecError(
-                "tfdist.init, and strategies for which all processes stay to the end, cannot be in one job with "
-                "QuorumStrategy, whose processes come and go. Leave out tfdist.init and the other strategies, and use "
-                "strategy.rank and strategy.size."
+                "QuorumStrategy, whose processes come and go, cannot be used in one job with tfdist.init or another "
+                "strategy, whose processes all stay to the end. Leave out tfdist.init and the other strategies, and "
+                "use strategy.rank and strategy.size."
             )
         if _entered.cluster != cluster:
             raise ClusterSpecError(
-                f"this process has entered a job already ({_entered.cluster or 'of an MPI launcher'}), and can enter "
-                f"one only; got {cluster}."
+                f"this process has already entered a job ({_entered.cluster or 'of an MPI launcher'}), and can enter "
+                f"only one; got {cluster}."
             )
         return _entered
 

@@ -74,7 +74,7 @@ def _reporting_excepthook(membership: Membership, original: Callable[..., Any]) 
             return
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks, but perhaps this one only now
         name = cluster.task if cluster.rank is None else f"rank {cluster.rank}"
-        how = f"was interrupted{_where(traceback)}" if is_interrupt else f"ended{_where(traceback)}, as {error}"
+        how = f"was interrupted{_where(traceback)}" if is_interrupt else f"ended{_where(traceback)}, because {error}"
         notices.say(f"tfdist: {name} {how.rstrip(': ')}.")
 
     return hook

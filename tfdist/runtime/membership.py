@@ -135,8 +135,8 @@ def _serve(cluster: Cluster, address: str, secret: bytes, timeouts: Timeouts) ->
         _say_who_can_enter(address)
     elif len(secret) < LEAST_SECRET_BYTES:
         log.warning(
-            "tfdist: the job's secret has %d characters, and who records the network's traffic finds it by trying. "
-            'Make one of %d or more: python -c "import secrets; print(secrets.token_hex(16))".',
+            "tfdist: the job's secret has %d characters, so few that it can be guessed from recorded network traffic. "
+            'Make a secret of %d or more: python -c "import secrets; print(secrets.token_hex(16))".',
             *(len(secret), LEAST_SECRET_BYTES),
         )
     names = [str(task) for task in cluster.tasks]

@@ -83,7 +83,7 @@ class Host:
             follower.close()
             return
         log.warning(
-            "tfdist: %s is lost: %s goes on with its part of the model, of which it has a copy.",
+            "tfdist: %s is lost: %s, which has a copy of its part of the model, takes over.",
             *(self._tasks[self._other or 0], self._tasks[self._control.task]),
         )
         self._template.take_over(shards)
@@ -140,7 +140,7 @@ class Host:
         while (waited := time.monotonic() - start) < seconds and not self._is_over:
             if waited > _PATIENCE_SECONDS and not told:
                 told = True
-                log.warning("tfdist: waiting for %s, which is to have a copy of this server.", self._tasks[self._other])
+                log.warning("tfdist: waiting for %s, which must keep a copy of this server.", self._tasks[self._other])
             if self._control.known(address_of(self._server)):
                 follower.end()
                 return False
@@ -159,8 +159,8 @@ class Host:
         if self._is_over:
             return False
         raise RendezvousError(
-            f"{self._tasks[self._other]} has not come in {seconds:g} s: with Servers(copies=1) it has the copy of "
-            f"{self._tasks[self._control.task]}. Start it, or start without replicas."
+            f"{self._tasks[self._other]} has not come within {seconds:g} s: with Servers(copies=1) it has to keep the "
+            f"copy of {self._tasks[self._control.task]}. Start it, or set Servers(copies=0) on all tasks."
         )
 
     def _follow(self, keys: Keys | None) -> Shards | None:

@@ -149,7 +149,7 @@ class ServerStateFactory:
         name = f"{model}-{occurrence}" if occurrence else model
         if self._found and name not in self._found:
             log.warning(
-                "tfdist: %s has snapshots of other models (%s): this one, %s, begins anew.",
+                "tfdist: %s has snapshots of other models only (%s): the model %s starts without a snapshot.",
                 *(folder, ", ".join(self._found[:3]), name),
             )
         return Snapshots(folder / name, self.server, len(self._servers), seconds)

@@ -84,8 +84,8 @@ def under_launcher(timeouts: Timeouts) -> Membership:
     if comm.size == 1:
         raise TfdistError(
             f"the launcher started {launcher.size()} processes, but each sees an MPI world of one: the MPI library "
-            f"that was loaded ({mpi_library.library(module)[0]}) is not the launcher's. Use the mpiexec that came with "
-            "it, or install mpi4py against the launcher's MPI. `tfdist doctor` shows both."
+            f"that was loaded ({mpi_library.library(module)[0]}) is not the launcher's. Use the mpiexec of that "
+            "library, or install mpi4py against the launcher's MPI. `tfdist doctor` shows both."
         )
     one_network = messages.agree(comm, hosts.network_id())
     segments.unlink_own()  # all ranks have attached to the segments, or they could not have agreed
@@ -99,7 +99,7 @@ def under_launcher(timeouts: Timeouts) -> Membership:
             names = [f"rank {rank}" for rank in range(comm.size)]
             server = rendezvous.ServerProcess(listener, names, comm.size, "launched", secret.encode(), timeouts)
         except (OSError, TfdistError) as error:
-            meeting = {"failed": f"rank 0 could not open the rendezvous: {error}"[:1000]}
+            meeting = {"failed": f"rank 0 could not start the rendezvous server: {error}"[:1000]}
     meeting = messages.broadcast(comm, meeting)
     if "failed" in meeting:
         raise RendezvousError(meeting["failed"])
@@ -169,8 +169,8 @@ def _refuse_false_neighbours(module: Any, communicator: MPICommunicator, sharing
     for one, other, why in sharing.reasons:
         if communicator.nodes[one] == communicator.nodes[other]:
             raise MPIUnavailableError(
-                f"MPICH takes rank {one} and rank {other} for neighbours that read each other's memory, but {why}. "
-                "Set MPIR_CVAR_CH4_CMA_ENABLE=0 on all ranks, or start the script from TF_CONFIG, which finds this out."
+                f"MPICH assumes that rank {one} and rank {other} can read each other's memory, but {why}. Set "
+                "MPIR_CVAR_CH4_CMA_ENABLE=0 on all ranks, or start the script with TF_CONFIG instead of a launcher."
             )
 
 
@@ -182,9 +182,9 @@ def _initialization(control: Control | None, timeouts: Timeouts) -> Iterator[Non
     def watch() -> None:
         if not done.wait(timeouts.start):
             error = MPIUnavailableError(
-                f"it did not end within {timeouts.start:g} s. Ranks that MPI takes for neighbours share no memory, or "
-                "ranks cannot reach each other on the ports that MPI chose. `tfdist doctor` tells more; if only time "
-                "was short, raise TFDIST_START_TIMEOUT."
+                f"MPI did not start within {timeouts.start:g} s. Ranks that MPI takes for neighbours share no memory, "
+                "or ranks cannot reach each other on the ports that MPI chose. Run `tfdist doctor` to find out; if "
+                "only time was short, raise TFDIST_START_TIMEOUT."
             )
             if control:
                 control.tell_failure(error)
@@ -209,5 +209,5 @@ def _die_in_initialization(control: Control | None, error: TfdistError) -> None:
     """Ends the process from outside `MPI_Init`."""
     if control:
         segments.unlink_of(control.job)
-    notices.say(f"tfdist: lost during MPI's initialization: {error}")
+    notices.say(f"tfdist: MPI's initialization failed: {error}")
     os._exit(1)

@@ -115,7 +115,7 @@ def train(cluster: Cluster | None, timeouts: Timeouts) -> World:
         return enter(cluster, timeouts)
     if cluster.rank is None and cluster.task.job != "evaluator":
         raise ClusterSpecError(
-            f"AllReduceStrategy trains on the chief and the workers of a cluster, and this process is {cluster.task}, "
+            f"this strategy trains on the chief and the workers of a cluster; this process is {cluster.task}, "
             f"{'a parameter server' if cluster.task.job == 'ps' else 'which the cluster does not list'}. Start the "
             "script without this task."
         )

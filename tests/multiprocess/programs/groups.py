@@ -250,7 +250,7 @@ def messages():
         model.fit(X, Y, callbacks=[Differs()], **SETTINGS)
     with pytest.raises(OSError, match="missing.weights.h5" if rank == 3 else "see the error of rank 3"):
         model.load_weights(own_folder / "missing.weights.h5")
-    with pytest.raises(ValueError, match=f"between two ranks; got {rank} for both"):
+    with pytest.raises(ValueError, match=f"between two different ranks; got {rank} for both"):
         tfdist.send(tf.ones(1), rank, group=trio)
     if rank == 3:
         tfdist.send(tf.ones([2, 3]), 2, "rows", trio)

@@ -17,7 +17,7 @@ OTHER = f"""
 import sys
 from tfdist.parameter_server.protocol import anonymous_memory
 process, opened, token = sys.argv[1:]
-found = nameless.mapped(nameless.Where(int(process), int(opened), bytes.fromhex(token)), {SIZE})
+found = anonymous_memory.open_memory(anonymous_memory.MemoryLocation(int(process), int(opened), bytes.fromhex(token)), {SIZE})
 found[{HEAD_BYTES}] = 7
 """
 

@@ -265,7 +265,7 @@ def test_tables_go_on():
 def test_books_are_whole():
     """Whatever a ledger has is copied."""
     fields = {*Ledger.__dataclass_fields__} - {"synchronization", "policy", "waiting"}
-    assert {one.name for one in msgspec.structs.fields(copies.Books)} == fields
+    assert {one.name for one in msgspec.structs.fields(copies.LedgerState)} == fields
 
 
 def test_rounds_that_another_server_has_decided_stay_done():

@@ -85,7 +85,7 @@ def test_options_that_do_not_go_together():
 
 @pytest.mark.parametrize("name", parameter_server._ARGUMENTS)
 def test_arguments_that_it_had_have_a_hint(name):
-    with pytest.raises(TypeError, match=rf"ParameterServerStrategy\(\) has no argument {name}=; here it is "):
+    with pytest.raises(TypeError, match=rf"ParameterServerStrategy\(\) has no argument {name}=; its equivalent is "):
         ParameterServerStrategy(**{name: None})
 
 
