@@ -17,7 +17,8 @@ OTHER = f"""
 import sys
 from tfdist.parameter_server.protocol import anonymous_memory
 process, opened, token = sys.argv[1:]
-found = anonymous_memory.open_memory(anonymous_memory.MemoryLocation(int(process), int(opened), bytes.fromhex(token)), {SIZE})
+where = anonymous_memory.MemoryLocation(int(process), int(opened), bytes.fromhex(token))
+found = anonymous_memory.open_memory(where, {SIZE})
 found[{HEAD_BYTES}] = 7
 """
 
