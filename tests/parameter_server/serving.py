@@ -6,14 +6,17 @@ import threading
 import keras
 import numpy as np
 
-from tfdist.parameter_server.options.staleness import Unscaled
+from tfdist.parameter_server.options.arguments import Arguments
+from tfdist.parameter_server.options.pushes import Gradients, Hogwild
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.parameter_server.protocol.messages import Attach, Create, Pull, Push, Values
 from tfdist.parameter_server.protocol.state import Held
 from tfdist.parameter_server.server.server import Server
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.parameter_server.shard.ledger import Ledger
+from tfdist.parameter_server.shard.parts import parts_of
 from tfdist.parameter_server.shard.shard import Shard
+from tfdist.parameter_server.shard.stores import new_store_of
 from tfdist.parameter_server.worker.client import Connection
 
 DEADLINE = 30.0
@@ -26,7 +29,6 @@ def serving(
     address="127.0.0.1:0",
     keys=None,
     compression=None,
-    policy=Unscaled(),  # noqa: B008
     tables=None,
     deals=None,
     pull_compression=None,
@@ -34,9 +36,11 @@ def serving(
     is_hogwild=False,
     chief=0,
 ):
+    pushes = Gradients(compression, pull_compression, sparse="lazy" if is_lazy else "exact")
+    arguments = Arguments(mode, Hogwild() if is_hogwild else pushes)
+
     def make(model, occurrence):
-        options = {"compression": compression, "pull_compression": pull_compression}
-        return Shard(Ledger(mode, policy), is_lazy=is_lazy, is_hogwild=is_hogwild, **options)
+        return Shard(Ledger(mode), None, parts_of(arguments), new_store_of(arguments))
 
     server = Server(Shards(make, tables, deals, chief=chief), address, keys)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.sweeps import some
+from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.staleness import DelayCompensated, Unscaled
 from tfdist.parameter_server.options.synchronization import (
     Asynchronous,
@@ -20,6 +21,7 @@ from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
 from tfdist.parameter_server.protocol.messages import Attach, Create, Pull, Push, Put, Refused, Values
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.shard.ledger import Ledger
+from tfdist.parameter_server.shard.parts import parts_of
 from tfdist.parameter_server.shard.shard import Shard
 from tfdist.parameter_server.worker.replica import Replica
 
@@ -40,9 +42,9 @@ def shapes():
 class Job:
     """A server, and what its values were at each edition."""
 
-    def __init__(self, generator, optimizer, mode, policy):
+    def __init__(self, generator, optimizer, mode):
         self.config = keras.saving.serialize_keras_object(optimizer)
-        self.made = lambda: Shard(Ledger(mode, policy))
+        self.made = lambda: Shard(Ledger(mode), parts=parts_of(Arguments(mode)))
         self.generator = generator
         self.held = tuple(Held(f"v{place}", 0, *[shape[0] if shape else 1] * 2) for place, shape in enumerate(SHAPES))
         self.shard, self.history, self.number = self.made(), {}, 0
@@ -175,7 +177,7 @@ def test_a_worker_has_what_the_server_has(name, prefetch):
     """With answers that are lost and messages that come twice, assignments, and a server that is started again."""
     generator = np.random.default_rng(len(name) + prefetch)
     policy = DelayCompensated(0.5) if name == "rmsprop" else Unscaled()
-    job = Job(generator, OPTIMIZERS[name](), Asynchronous(), policy)
+    job = Job(generator, OPTIMIZERS[name](), Asynchronous(policy))
     workers = [Worker(job, number, prefetch) for number in range(3)]
     for step in range(100):
         worker = workers[generator.integers(3)]
@@ -197,7 +199,7 @@ def test_a_worker_has_what_the_server_has(name, prefetch):
 @pytest.mark.parametrize("mode", [BoundedStaleness(0), Synchronous(), SoftSync(1)])
 def test_also_where_answers_wait_for_other_workers(mode):
     generator = np.random.default_rng(5)
-    job = Job(generator, keras.optimizers.Adagrad(0.1), mode, Unscaled())
+    job = Job(generator, keras.optimizers.Adagrad(0.1), mode)
     workers = [Worker(job, number, 0) for number in range(2)]
     for _ in range(60):
         for worker in workers:

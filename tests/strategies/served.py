@@ -11,7 +11,6 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.pushes import Gradients, Hogwild
-from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.strategies.keras import keras_seams
 from tfdist.strategies.servers.server_extended import ServerExtended
@@ -57,7 +56,6 @@ def served(
     mode=Asynchronous(),  # noqa: B008
     pushes=None,
     compression=None,
-    policy=Unscaled(),  # noqa: B008
     pull_compression=None,
     data="own",
     is_lazy=False,
@@ -76,7 +74,7 @@ def served(
     }
     with contextlib.ExitStack() as stack:
         running = [
-            stack.enter_context(serving(mode, policy=policy, deals=None if server else DealerService(), **of_servers))
+            stack.enter_context(serving(mode, deals=None if server else DealerService(), **of_servers))
             for server in range(servers)
         ]
         made = [Served(running, worker, arguments, workers) for worker in range(workers)]

@@ -14,12 +14,12 @@ from tfdist.parameter_server.hierarchy.places import places_of
 from tfdist.parameter_server.hierarchy.shard import HostShard, RootAccess
 from tfdist.parameter_server.hierarchy.uplink import Ended
 from tfdist.parameter_server.options.arguments import Arguments
-from tfdist.parameter_server.options.pushes import Hogwild
-from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.protocol.programs import CHIEF
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.parameter_server.shard.ledger import Ledger
+from tfdist.parameter_server.shard.parts import parts_of
 from tfdist.parameter_server.shard.shard import Shard
+from tfdist.parameter_server.shard.stores import new_store_of
 from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.tables.snapshots import PREFIX, TableSnapshots
 from tfdist.parameter_server.tables.tables import Tables
@@ -113,12 +113,10 @@ class ServerStateFactory:
         awaited = set(self._places.members)
         mode = self._options.synchronization
         return Shard(
-            Ledger(mode, mode.late, awaited=awaited),
+            Ledger(mode, awaited=awaited),
             kept,
-            self._options.compression,
-            self._options.pull_compression,
-            is_lazy=self._options.is_lazy,
-            is_hogwild=isinstance(self._options.pushes, Hogwild),
+            parts_of(self._options),
+            new_store_of(self._options),
         )
 
     def _shard_of_host(self, number: int) -> HostShard:
@@ -128,7 +126,7 @@ class ServerStateFactory:
         assert self.tell is not None
         if self._above is None:
             self._above = RootAccess(number, self._places.roots, CHIEF in workers, self._connected, self.tell)
-        return HostShard(Ledger(hierarchy.synchronization, Unscaled(), awaited=workers), above=self._above)
+        return HostShard(Ledger(hierarchy.synchronization, awaited=workers), above=self._above)
 
     def _connected(self, stack: contextlib.ExitStack, ended: Ended) -> list[Connection]:
         """Returns connections of a host's server to the roots."""

@@ -6,7 +6,6 @@ import threading
 from tests.parameter_server.serving import DEADLINE
 from tests.parameter_server.worker.test_session import model_of
 from tfdist.parameter_server.hierarchy.shard import HostShard, RootAccess
-from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.protocol.programs import CHIEF
 from tfdist.parameter_server.server.server import Server
 from tfdist.parameter_server.server.shards import Shards
@@ -43,7 +42,7 @@ def hosting(roots, mode, workers, number=10, timeout=DEADLINE, address="127.0.0.
         above = RootAccess(
             number, numbers, CHIEF in workers, connect_to(roots, timeout), lambda event: server.tell(event)
         )
-        return HostShard(Ledger(mode, Unscaled(), awaited=set(workers)), above=above)
+        return HostShard(Ledger(mode, awaited=set(workers)), above=above)
 
     server = Server(Shards(make, chief=CHIEF if CHIEF in workers else None), address)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -8,7 +8,6 @@ import pytest
 from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.row_policy import RowPolicy
-from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import (
     Asynchronous,
     BoundedStaleness,
@@ -52,7 +51,7 @@ class Pair:
     def __init__(self, mode, deals=False):
         def make():
             dealt = DealerService(job="job") if deals else None
-            made = Shards(lambda model, occurrence: Shard(Ledger(mode, Unscaled(), awaited={0, 1, 2})), Tables(), dealt)
+            made = Shards(lambda model, occurrence: Shard(Ledger(mode, awaited={0, 1, 2})), Tables(), dealt)
             return made
 
         self.leader = make()

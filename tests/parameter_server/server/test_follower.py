@@ -7,7 +7,6 @@ import pytest
 import zmq
 
 from tests.parameter_server.serving import DEADLINE
-from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.parameter_server.protocol.messages import FROM_WORKER, Attach
 from tfdist.parameter_server.server.follower import Follower, Replica
@@ -27,7 +26,7 @@ from tfdist.parameter_server.shard.shard import Shard
 
 
 def make():
-    return Shards(lambda model, occurrence: Shard(Ledger(Asynchronous(), Unscaled(), awaited={0, 1})))
+    return Shards(lambda model, occurrence: Shard(Ledger(Asynchronous(), awaited={0, 1})))
 
 
 def attach(worker=0):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.parameter_server.protocol.messages import Attach, Attached, Done, Leave, Pull, Refused, Waiting
 from tfdist.parameter_server.server.shards import Shards
@@ -15,7 +14,7 @@ class Talk:
 
     def __init__(self, awaited=()):
         self.awaited = set(awaited)
-        self.shards = Shards(lambda model, occurrence: Shard(Ledger(Asynchronous(), Unscaled(), awaited=self.awaited)))
+        self.shards = Shards(lambda model, occurrence: Shard(Ledger(Asynchronous(), awaited=self.awaited)))
         self.answers = {}
 
     def say(self, peer, message):

@@ -3,7 +3,7 @@ import os
 import numpy as np
 import pytest
 
-from tfdist.parameter_server import Asynchronous, Unscaled
+from tfdist.parameter_server import Asynchronous
 from tfdist.parameter_server.protocol.gradients import PushedGradients
 from tfdist.parameter_server.protocol.hogwild_memory import PLACES, Memory, Writer
 from tfdist.parameter_server.protocol.state import Held, State
@@ -20,7 +20,7 @@ def made(scalars=None):
 
 def writer_of(store, worker):
     memory = Memory.open(store.where, store.shapes)
-    return Writer(memory, store.place_of(worker))
+    return Writer(memory, store.opened(worker)[1])
 
 
 def test_a_worker_changes_what_the_server_has():
@@ -60,7 +60,7 @@ def test_assigned_values_are_told():
 
 
 def test_updates_are_counted_once():
-    store, ledger = made(), Ledger(Asynchronous(), Unscaled())
+    store, ledger = made(), Ledger(Asynchronous())
     ledger.enter(7)
     writers = [writer_of(store, worker) for worker in (7, 9)]
     for writer, times in zip(writers, (3, 2), strict=True):
@@ -89,10 +89,10 @@ def test_it_goes_on_from_its_state():
 
 def test_there_is_room_for_so_many_workers():
     store = made()
-    assert store.place_of(1000) == store.place_of(1000) == 1
-    assert len({store.place_of(worker) for worker in range(PLACES - 2)}) == PLACES - 2
+    assert store.opened(1000) == store.opened(1000) == (store.where, 1)
+    assert len({store.opened(worker)[1] for worker in range(PLACES - 2)}) == PLACES - 2
     with pytest.raises(ValueError, match=f"room for {PLACES - 1} workers"):
-        store.place_of(5000)
+        store.opened(5000)
 
 
 def test_the_file_is_closed():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tfdist.parameter_server.options.staleness import DropBeyond, Inverse, Unscaled
+from tfdist.parameter_server.options.staleness import DropBeyond, Inverse
 from tfdist.parameter_server.options.synchronization import (
     Asynchronous,
     BoundedStaleness,
@@ -15,8 +15,8 @@ from tfdist.parameter_server.protocol.messages import Decision
 from tfdist.parameter_server.shard.ledger import Gradient, Ledger, weights
 
 
-def ledger_of(mode, workers, policy=Unscaled()):  # noqa: B008
-    ledger = Ledger(mode, policy)
+def ledger_of(mode, workers):
+    ledger = Ledger(mode)
     for worker in range(workers):
         ledger.enter(worker)
         ledger.resume(worker)
@@ -158,7 +158,7 @@ def test_nobody_waits_for_a_worker_that_is_suspended():
 
 
 def test_nobody_waits_for_a_worker_before_its_first_push():
-    ledger = Ledger(BoundedStaleness(0), Unscaled())
+    ledger = Ledger(BoundedStaleness(0))
     for worker in range(2):
         ledger.enter(worker)
     for clock in range(5):
@@ -171,7 +171,7 @@ def test_nobody_waits_for_a_worker_before_its_first_push():
 
 
 def test_rounds_wait_for_those_whom_the_job_names_and_for_the_suspended():
-    ledger = Ledger(Synchronous(), Unscaled(), awaited={0, 1, 2})
+    ledger = Ledger(Synchronous(), awaited={0, 1, 2})
     ledger.enter(0)
     assert push(ledger, 0, 0) == []
     ledger.enter(1)
@@ -206,14 +206,6 @@ def test_what_a_dead_worker_gave_counts_before_the_next_call_of_fit():
     assert push(ledger, 1, 0) == [[0], [1]]
 
 
-def test_a_policy_that_drops_leaves_no_round_incomplete():
-    ledger = ledger_of(Synchronous(), 2, DropBeyond(0))
-    ledger.version = 3
-    push(ledger, 0, 0, read=0)
-    ledger.push(1, 0, 0, 3, 1.0)
-    assert [gradient.scale for gradient in ledger.due()] == [0.0, 1.0]
-
-
 def test_duplicates_are_known_by_their_number():
     ledger = ledger_of(Asynchronous(), 1)
     push(ledger, 0, 0, sequence=3)
@@ -227,7 +219,7 @@ def test_duplicates_are_known_by_their_number():
 
 
 def test_staleness_is_the_number_of_updates_since_the_read():
-    ledger = ledger_of(Asynchronous(), 2, Inverse())
+    ledger = ledger_of(Asynchronous(Inverse()), 2)
     push(ledger, 0, 0, read=0)
     push(ledger, 0, 1, read=1)
     gradient = ledger.push(1, 0, 0, 0, 1.0)
@@ -236,7 +228,7 @@ def test_staleness_is_the_number_of_updates_since_the_read():
 
 
 def test_what_is_dropped_is_counted():
-    ledger = ledger_of(Asynchronous(), 2, DropBeyond(0))
+    ledger = ledger_of(Asynchronous(DropBeyond(0)), 2)
     push(ledger, 0, 0, read=0)
     assert push(ledger, 1, 0, read=0) == []
     assert (ledger.counted, ledger.dropped) == ({0: 1}, {1: 1})

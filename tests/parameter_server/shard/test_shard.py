@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server.dealing.deals import DealerService
-from tfdist.parameter_server.options.staleness import DelayCompensated, DropBeyond, Unscaled
+from tfdist.parameter_server.options.arguments import Arguments
+from tfdist.parameter_server.options.staleness import DelayCompensated, DropBeyond
 from tfdist.parameter_server.options.synchronization import (
     Asynchronous,
     BoundedStaleness,
@@ -33,6 +34,7 @@ from tfdist.parameter_server.protocol.messages import (
 )
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.shard.ledger import Ledger
+from tfdist.parameter_server.shard.parts import parts_of
 from tfdist.parameter_server.shard.shard import Shard
 from tfdist.parameter_server.snapshots import sharded
 from tfdist.parameter_server.snapshots.running import Snapshots
@@ -47,8 +49,8 @@ ONES = [np.ones(15, np.float32)]
 class Talk:
     """A shard, and what it answers; requests are numbered."""
 
-    def __init__(self, mode=Asynchronous(), workers=1, optimizer=None, created=True, snapshots=None, policy=Unscaled()):  # noqa: B008
-        self.shard = Shard(Ledger(mode, policy), snapshots)
+    def __init__(self, mode=Asynchronous(), workers=1, optimizer=None, created=True, snapshots=None):  # noqa: B008
+        self.shard = Shard(Ledger(mode), snapshots, parts_of(Arguments(mode)))
         self.answers = {}
         self.number = 0
         for worker in range(workers):
@@ -193,7 +195,7 @@ def test_values_that_are_assigned_are_assigned_once():
 
 def test_late_gradients_are_corrected():
     """Worker 1 reads before worker 0 pushes; the correction is g + g² (w − w′)."""
-    talk = Talk(workers=2, policy=DelayCompensated(1.0))
+    talk = Talk(Asynchronous(DelayCompensated(1.0)), workers=2)
     talk.pull(1)
     read = talk.shard.ledger.version
     talk.push(0, arrays=[np.full(15, 0.5, np.float32)])
@@ -439,12 +441,10 @@ def test_what_the_chief_sends_may_be_wrong():
 class Dealing(Talk):
     """A shard whose workers are dealt one batch after the other."""
 
-    def __init__(self, mode=Asynchronous(), workers=1, batches=9, policy=None, **options):  # noqa: B008
+    def __init__(self, mode=Asynchronous(), workers=1, batches=9, **options):  # noqa: B008
         super().__init__(mode, workers, **options)
         self.deals = self.shard.tickets.deals = DealerService()
         self.deals.when_idle_changes = self.shard.set_idle
-        if policy is not None:
-            self.shard.ledger.policy = policy
         for worker in range(workers):
             self.deals.heard(BeginEpoch(0, worker, 1, 0, 0, batches, 1, None), [], lambda message, arrays: None)
         self.requests = 0
@@ -478,7 +478,7 @@ def test_a_push_of_a_batch_that_is_anothers_is_not_applied(pulls):
 
 
 def test_the_batch_of_a_push_that_is_too_late_is_dealt_again():
-    talk = Dealing(policy=DropBeyond(0), batches=1)
+    talk = Dealing(Asynchronous(DropBeyond(0)), batches=1)
     talk.push()
     ticket = talk.take()
     stale = Push(90, 0, 1, 5, 1, 0, 1.0, (), True, None, ticket)

@@ -3,7 +3,7 @@
 import pytest
 
 from tfdist.parameter_server.dealing.deals import DealerService
-from tfdist.parameter_server.options.staleness import DropBeyond, Unscaled
+from tfdist.parameter_server.options.staleness import DropBeyond
 from tfdist.parameter_server.options.synchronization import Asynchronous, Synchronous
 from tfdist.parameter_server.protocol.dealing import BeginEpoch, Take
 from tfdist.parameter_server.protocol.messages import Decision, Pull, Push
@@ -18,8 +18,8 @@ def push(ticket, sequence=0, worker=0, read=0, decision=None):
 class Talk:
     """Workers 0 and 1, and the batches of an epoch."""
 
-    def __init__(self, mode=Asynchronous(), policy=Unscaled()):  # noqa: B008
-        self.tickets = Tickets(Ledger(mode, policy), DealerService())
+    def __init__(self, mode=Asynchronous()):  # noqa: B008
+        self.tickets = Tickets(Ledger(mode), DealerService())
         self.answers = []
         for worker in (0, 1):
             self.tickets.ledger.enter(worker)
@@ -53,7 +53,7 @@ def test_the_batch_of_another_is_refused():
 
 
 def test_a_push_that_is_dropped_gives_its_batch_back():
-    talk = Talk(policy=DropBeyond(0))
+    talk = Talk(Asynchronous(DropBeyond(0)))
     talk.tickets.ledger.version = 3
     message = push(talk.take())
     assert talk.tickets.settle(message, talk.tickets.counted(message))
@@ -72,7 +72,7 @@ def test_a_round_has_the_workers_whose_gradients_made_its_update():
 
 
 def test_another_server_follows_the_decision():
-    follows = Tickets(Ledger(Asynchronous(), Unscaled()))
+    follows = Tickets(Ledger(Asynchronous()))
     follows.ledger.enter(0)
     message = push(None, decision=Decision(clock=7, scale=0.5))
     assert not follows.is_refused(message)

@@ -9,6 +9,7 @@ from tests.strategies.served import served
 from tests.strategies.servers.test_keras_servers import fit, model_in
 from tfdist.callbacks import Communication
 from tfdist.parameter_server.options.staleness import DropBeyond
+from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.strategies.servers import server_figures
 
 BYTES = (4 * 8 + 8 + 8 * 2 + 2) * 4
@@ -42,7 +43,7 @@ def test_tensorboard_shows_a_histogram(tmp_path):
 
 def test_late_and_dropped_gradients_are_counted():
     """The second worker's gradients are of parameters that the first one has changed twice."""
-    with served(workers=2, policy=DropBeyond(1)) as (first, second):
+    with served(workers=2, mode=Asynchronous(DropBeyond(1))) as (first, second):
         chief, worker = model_in(first), model_in(second)
         fit(chief, epochs=1)
         fit(worker, epochs=1)

@@ -10,9 +10,10 @@ import numpy as np
 from tfdist.parameter_server.protocol.changes import Changes, Edition
 from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Shapes
 from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.shard.private_values import PrivateValues
 
 
-class Mirror:
+class Mirror(PrivateValues):
     """A copy of the roots' values without an optimizer, in place of a `Store`.
 
     Args:

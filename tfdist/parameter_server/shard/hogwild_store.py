@@ -70,8 +70,8 @@ class MemoryStore:
         """The edition of the current values, which changes with them."""
         return int.from_bytes(self.where.token[:7]), self.iterations + self._assigned
 
-    def place_of(self, worker: int) -> int:
-        """Returns a worker's own place in the memory.
+    def opened(self, worker: int) -> tuple[MemoryLocation, int]:
+        """Returns the location of the memory, and a worker's own place in it.
 
         Args:
             worker: task number of the worker.
@@ -81,7 +81,7 @@ class MemoryStore:
         """
         if worker not in self._places and len(self._places) == PLACES - 1:
             raise ValueError(f"Hogwild() has room for {PLACES - 1} workers on a machine")
-        return self._places.setdefault(worker, 1 + len(self._places))
+        return self.where, self._places.setdefault(worker, 1 + len(self._places))
 
     def vectors(self, kinds: Sequence[Kind] | None = None) -> list[np.ndarray]:
         """Returns a copy of the values, in the layout for these kinds. Workers may write while it is made."""

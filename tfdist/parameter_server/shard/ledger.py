@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from tfdist.parameter_server.options.staleness import StalenessPolicy
 from tfdist.parameter_server.options.synchronization import Synchronization
 from tfdist.parameter_server.protocol.messages import Decision
 
@@ -60,8 +59,7 @@ class Ledger:
     """The bookkeeping of one shard, without its values.
 
     Attributes:
-        synchronization: mode that says when updates are applied.
-        policy: policy that scales late gradients.
+        synchronization: mode that says when updates are applied, and how late gradients are scaled.
         version: the number of updates that were applied.
         awaited: workers that the job names and that have not entered yet; rounds wait for them.
         idle: workers that have no batch and wait for one; no round waits for them.
@@ -75,7 +73,6 @@ class Ledger:
     """
 
     synchronization: Synchronization
-    policy: StalenessPolicy
     version: int = 0
     awaited: set[int] = field(default_factory=set)
     idle: frozenset[int] = frozenset()
@@ -176,7 +173,7 @@ class Ledger:
         """
         one = self.workers[worker]
         staleness = max(0, self.version - read)
-        scale = self.policy.scale(staleness)
+        scale = self.synchronization.late.scale(staleness)
         of = one.round
         if self.synchronization.in_rounds:  # a late worker goes on with the round of the others
             one.sequence, one.clock, one.round = sequence, one.clock + 1, max(_next(of), self.round)

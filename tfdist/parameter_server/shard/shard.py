@@ -11,11 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.dealing.deals import Answer
-from tfdist.parameter_server.options.staleness import DelayCompensated
-from tfdist.parameter_server.protocol.differences import ParameterEncoder
 from tfdist.parameter_server.protocol.gradients import PushedGradients, weighted_sum
 from tfdist.parameter_server.protocol.messages import (
     Attach,
@@ -35,14 +32,15 @@ from tfdist.parameter_server.protocol.messages import (
     Values,
     Waiting,
 )
-from tfdist.parameter_server.protocol.packing import Unpacker, VariableSpec
+from tfdist.parameter_server.protocol.packing import VariableSpec
 from tfdist.parameter_server.protocol.report import ModelReport, WorkerReport
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.protocol.wire import Message
-from tfdist.parameter_server.shard.delay_compensation import DelayCompensation
 from tfdist.parameter_server.shard.hogwild_store import MemoryStore
 from tfdist.parameter_server.shard.ledger import Ledger, weights
+from tfdist.parameter_server.shard.parts import Part
 from tfdist.parameter_server.shard.store import Store
+from tfdist.parameter_server.shard.stores import NewStore
 from tfdist.parameter_server.shard.tickets import Tickets
 from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.snapshots.sharded import PartState, ShardState
@@ -111,10 +109,8 @@ class Shard:
     Attributes:
         ledger: bookkeeping of the pushes.
         snapshots: this server's snapshots of the model; None keeps none.
-        compression: policy by which workers compress gradients; None expects full precision.
-        pull_compression: policy by which pulled parameters are compressed; None sends full precision.
-        is_lazy: whether a sparse gradient updates only the rows that it names; see `Store`.
-        is_hogwild: whether workers change the values themselves, in shared memory.
+        parts: features that take part in what the shard does.
+        new_store: function that makes the store.
         store: the values; None until a worker has described them.
         tickets: bookkeeping of pushes whose batches were dealt.
         model: name of the model.
@@ -127,10 +123,8 @@ class Shard:
 
     ledger: Ledger
     snapshots: Snapshots | None = None
-    compression: Policy | None = None
-    pull_compression: Policy | None = None
-    is_lazy: bool = False
-    is_hogwild: bool = False
+    parts: Sequence[Part] = ()
+    new_store: NewStore = Store
     store: Store | MemoryStore | None = None
     model: str = ""
     is_restored: bool = False
@@ -139,9 +133,6 @@ class Shard:
     applied: dict[tuple[int, int], int] = field(default_factory=dict)
     pushed: dict[int, Pushed] = field(default_factory=dict)
     tickets: Tickets = field(init=False)
-    _compensation: DelayCompensation | None = None
-    _unpacker: Unpacker | None = None
-    _differences: ParameterEncoder | None = None
     _parked: list[Parked] = field(default_factory=list)
     _traffic: _Traffic = field(default_factory=_Traffic)
     _assigned_at: int = -1
@@ -195,10 +186,8 @@ class Shard:
         self.ledger.leave(worker)
         self._parked = [one for one in self._parked if one.message.worker != worker]
         self._update()
-        if self._compensation is not None:
-            self._compensation.forget(worker)
-        if self._differences is not None:
-            self._differences.forget(worker)
+        for part in self.parts:
+            part.forget(worker)
 
     def set_idle(self, workers: frozenset[int]) -> None:
         """Sets which workers wait for a batch. No round waits for them.
@@ -277,8 +266,8 @@ class Shard:
         if self.incarnations.get(message.worker) != message.incarnation:
             self.incarnations[message.worker] = message.incarnation
             self.ledger.enter(message.worker, self.sequences.get((message.worker, message.incarnation), -1))
-        if self._differences is not None:  # the worker may lack answers that were sent
-            self._differences.forget(message.worker)
+        for part in self.parts:
+            part.attached(message.worker)
         counted = tuple((*source, sequence) for source, sequence in self.sequences.items()) if message.joins else ()
         answer(Attached(message.id, self.ledger.workers[message.worker].clock, self.store is not None, counted), ())
 
@@ -316,7 +305,7 @@ class Shard:
             self.take_snapshot()
 
     def make_store(self, held: Sequence[Held], optimizer: dict[str, Any], state: State) -> None:
-        """Makes the store, and the objects that unpack, pack and correct gradients and values for it.
+        """Makes the store, and begins the parts with its variables.
 
         Args:
             held: descriptions of the variables.
@@ -326,18 +315,11 @@ class Shard:
         Raises:
             Exception: Keras cannot deserialize the optimizer, for example as it is not registered in this process.
         """
-        if self.is_hogwild:
-            self.store = MemoryStore(held, state, optimizer)
-        else:
-            self.store = Store(held, state, optimizer, self.is_lazy)
+        self.store = self.new_store(held, state, optimizer)
         pairs = zip(held, self.store.shapes.shapes, strict=True)
         whole = [VariableSpec(one.path, (one.rows, *shape[1:]) if shape else ()) for one, shape in pairs]
-        if self.compression is not None:
-            self._unpacker = Unpacker(self.compression, whole, self.store.shapes)
-        if self.pull_compression is not None:
-            self._differences = ParameterEncoder(self.pull_compression, whole, self.store.shapes)
-        if isinstance(self.ledger.policy, DelayCompensated):
-            self._compensation = DelayCompensation(self.ledger.policy, self.store.shapes)
+        for part in self.parts:
+            part.begin(whole, self.store.shapes)
 
     def take_snapshot(self) -> None:
         """Writes a snapshot of all applied updates, in the background."""
@@ -388,9 +370,9 @@ class Shard:
 
     def _received(self, message: Push, arrays: list[np.ndarray]) -> PushedGradients:
         assert self.store is not None
-        if self._unpacker is None:
-            return PushedGradients.received(message.kinds, arrays, self.store.shapes)
-        return self._unpacker.received(message.kinds, arrays, message.sequence)
+        decoded = (part.received(message, arrays) for part in self.parts)
+        found = next((gradients for gradients in decoded if gradients is not None), None)
+        return found or PushedGradients.received(message.kinds, arrays, self.store.shapes)
 
     def _put(self, message: Put, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None
@@ -408,19 +390,17 @@ class Shard:
             answer(Done(message.id, self.ledger.version), ())
 
     def _open_memory(self, message: OpenMemory, answer: Answer) -> None:
-        if not isinstance(self.store, MemoryStore):
-            answer(Refused(message.id, "this server has its values for itself: not with Hogwild()"), ())
-            return
+        assert self.store is not None
         try:
-            place = self.store.place_of(message.worker)
+            where, place = self.store.opened(message.worker)
         except ValueError as error:
             answer(Refused(message.id, str(error)), ())
         else:
-            answer(OpenedMemory(message.id, self.store.where, place), ())
+            answer(OpenedMemory(message.id, where, place), ())
 
     def _settle(self) -> None:
-        """Counts the updates that workers have made in shared memory (`Hogwild`)."""
-        if isinstance(self.store, MemoryStore):
+        """Counts the updates that workers have made to the values themselves."""
+        if self.store is not None:
             self.store.settle(self.ledger)
 
     def _update(self) -> None:
@@ -439,11 +419,12 @@ class Shard:
         self._answer_parked()
 
     def _corrected(self, pushed: Pushed) -> PushedGradients:
-        """Returns late gradients with delay compensation, where the policy asks for it."""
-        if self._compensation is None:
-            return pushed.gradients
+        """Returns late gradients as they are to be applied."""
         assert self.store is not None
-        return self._compensation.corrected(pushed.source[0], pushed.read, pushed.gradients, self.store.vectors())
+        gradients = pushed.gradients
+        for part in self.parts:
+            gradients = part.corrected(pushed.source[0], pushed.read, gradients, self.store.vectors())
+        return gradients
 
     def _answer_or_park(self, one: Parked) -> None:
         """Answers a message, now or later. A repeated message replaces its earlier copy."""
@@ -478,8 +459,9 @@ class Shard:
             values, arrays = self._whole(message.id, message.what, clock)
         else:
             values, arrays = self._newer(message, clock)
-        if self._compensation is not None and (isinstance(message, Push) or message.what == "values"):
-            self._compensation.sent(message.worker, self.ledger.version, self.store.vectors())
+        if isinstance(message, Push) or message.what == "values":
+            for part in self.parts:
+                part.sent(message.worker, self.ledger.version, self.store.vectors())
         self._traffic.sent += sum(array.nbytes for array in arrays)
         self._traffic.waited[message.worker] += time.monotonic() - one.since
         if isinstance(message, Push) and message.ticket is not None:
@@ -508,9 +490,9 @@ class Shard:
         self._settle()
         newer = self.store.since(message.edition, message.rows)
         kinds, arrays, copy = newer.kinds if newer.sparse else (), newer.arrays(), None
-        if self._differences is not None:
-            answered = self._differences.answered(message, newer)
-            kinds, arrays, copy = answered.kinds, answered.arrays, answered.copy
+        for part in self.parts:
+            if (encoded := part.encoded(message, newer)) is not None:
+                kinds, arrays, copy = encoded.kinds, encoded.arrays, encoded.copy
         counts = message.id, self.ledger.version, self.store.iterations, clock
         return Values(*counts, edition=self.store.edition, kinds=kinds, copy=copy), arrays
 

@@ -15,6 +15,7 @@ from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Sh
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.shard import slots as slots_of
 from tfdist.parameter_server.shard.lazy_rows import LazyRows
+from tfdist.parameter_server.shard.private_values import PrivateValues
 from tfdist.parameter_server.shard.row_local import keeps_other_rows, keeps_other_values
 from tfdist.private import optimizers
 from tfdist.tensors import to_array
@@ -48,7 +49,7 @@ class _Block:
     variable: Any
 
 
-class Store:
+class Store(PrivateValues):
     """A shard's variables with their optimizer.
 
     The optimizer's slots, its iterations, weight decay and averages live here, with one writer. Updating several small

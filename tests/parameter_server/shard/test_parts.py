@@ -1,0 +1,35 @@
+"""Which features a shard has; `test_shard.py` and `protocol/test_differences.py` show what they do."""
+
+import pytest
+
+from tfdist.compression import Int8
+from tfdist.parameter_server import Asynchronous, DelayCompensated, Gradients, Hogwild, LocalSteps
+from tfdist.parameter_server.options.arguments import Arguments
+from tfdist.parameter_server.protocol.gradients import PushedGradients
+from tfdist.parameter_server.shard.parts import CompensatedDelays, CompressedAnswers, CompressedPushes, Part, parts_of
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kinds"),
+    [
+        (Arguments(), []),
+        (Arguments(pushes=Gradients(compression=Int8())), [CompressedPushes]),
+        (Arguments(pushes=LocalSteps(2, Int8())), [CompressedPushes]),
+        (Arguments(pushes=Gradients(Int8(), Int8())), [CompressedPushes, CompressedAnswers]),
+        (Arguments(Asynchronous(DelayCompensated(1.0))), [CompensatedDelays]),
+        (Arguments(pushes=Hogwild()), []),
+    ],
+    ids=str,
+)
+def test_features_are_those_of_the_arguments(arguments, kinds):
+    assert [type(part) for part in parts_of(arguments)] == kinds
+
+
+def test_a_feature_that_takes_no_part_changes_nothing():
+    part, gradients = Part(), PushedGradients((), [])
+    part.begin([], None)
+    part.attached(0)
+    part.forget(0)
+    part.sent(0, 0, [])
+    assert part.received(None, []) is part.encoded(None, gradients) is None
+    assert part.corrected(0, 0, gradients, []) is gradients
