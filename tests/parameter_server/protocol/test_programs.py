@@ -20,7 +20,7 @@ def test_the_same_models_do_not_differ():
 def test_a_workers_model_is_compared_with_the_chiefs():
     ((message, why),), _ = noted(begun(0), begun(1, "b", variables=("y",)))
     assert message.worker == 1
-    assert why.startswith("another model: variable 1 is y, the chief's is x.")
+    assert why.startswith("another model than the chief's: variable 1 is y, the chief's is x.")
 
 
 def test_the_chiefs_is_compared_with_those_of_all():

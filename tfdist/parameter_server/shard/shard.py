@@ -48,7 +48,7 @@ from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.snapshots.sharded import PartState, ShardState
 
 IMPORT_IT = (
-    " The parameter servers have to import the module that defines it: above the strategy in the script, or with "
+    " Import the module that defines it on the parameter servers, too: above the strategy in the script, or with "
     "`tfdist serve --import MODULE`."
 )
 
@@ -409,7 +409,7 @@ class Shard:
 
     def _open_memory(self, message: OpenMemory, answer: Answer) -> None:
         if not isinstance(self.store, MemoryStore):
-            answer(Refused(message.id, "this server has its values for itself: not with Hogwild()"), ())
+            answer(Refused(message.id, "this server has no shared memory: give all tasks pushes=Hogwild()"), ())
             return
         try:
             place = self.store.place_of(message.worker)
