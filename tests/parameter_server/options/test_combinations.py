@@ -34,11 +34,14 @@ COMPENSATED = Asynchronous(DelayCompensated(0.1))
             r"pushes=Gradients\(prefetch=1\) does not",
         ),
         *(({"pushes": one, "data": "shared"}, "use data=") for one in (LocalSteps(2), ElasticAveraging(), Hogwild())),
-        ({"pushes": Gradients(parameters=Int8()), "synchronization": COMPENSATED}, "other parameters"),
+        (
+            {"pushes": Gradients(parameters=Int8()), "synchronization": COMPENSATED},
+            "servers send parameters that differ from their own",
+        ),
         ({"pushes": LocalSteps(2), "synchronization": COMPENSATED}, "workers push no gradients"),
         (
             {"pushes": ElasticAveraging(), "synchronization": SoftSync()},
-            r"synchronization=SoftSync\(\): servers",
+            r"synchronization=SoftSync\(\): each push moves",
         ),
         ({"pushes": Hogwild(), "synchronization": BoundedStaleness(2)}, "servers do not see updates"),
         ({"pushes": Hogwild(), "synchronization": Asynchronous(Inverse())}, r"Asynchronous\(late=Inverse\(\)\)"),
