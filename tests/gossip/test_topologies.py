@@ -91,18 +91,18 @@ def test_names():
         (None, "a matrix, a mapping or a graph; got None"),
         (object(), "a matrix, a mapping or a graph; got <object"),
         ([[0, 1], [1]], "a matrix, a mapping or a graph"),
-        ({0: 1, 1: 0}, "for each rank those of its neighbours; got 1 for rank 0"),
-        ([[np.nan, 1], [1, 0]], "finite numbers, none of them negative; got .*nan"),
+        ({0: 1, 1: 0}, "must list the neighbours of each rank; got 1 for rank 0"),
+        ([[np.nan, 1], [1, 0]], "finite numbers of at least 0; got .*nan"),
         ([[0, 1, 0], [1, 0, 0]], r"got shape \(2, 3\)"),
         ([[0, 1], [0, 0]], "got 1 from rank 0 to 1, and 0 from 1 to 0"),
         ({0: [1], 1: []}, "got 1 from rank 0 to 1, and 0 from 1 to 0"),
-        ([[1.5, -0.5], [-0.5, 1.5]], "none of them negative"),
-        ([[0.5, 0.2], [0.2, 0.5]], r"adds up to 1; got \[0.7, 0.7\]"),
+        ([[1.5, -0.5], [-0.5, 1.5]], "finite numbers of at least 0; got"),
+        ([[0.5, 0.2], [0.2, 0.5]], r"must add up to 1; got \[0.7, 0.7\]"),
         ([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]], r"from rank 0 to ranks \[2, 3\]"),
-        ({0: [1], 1: [0], 2: []}, r"not connected: no line leads from rank 0 to ranks \[2\]"),
+        ({0: [1], 1: [0], 2: []}, r"not connected: no path leads from rank 0 to ranks \[2\]"),
         ({0: [2], 2: [0]}, r"without a gap; got \[0, 2\]"),
-        ({0: [1]}, "rank 0 has the neighbour 1, which is no rank"),
-        ([[0.0, 0.5, 0.5, 0], [0.5, 0, 0, 0.5], [0.5, 0, 0, 0.5], [0, 0.5, 0.5, 0]], "swap theirs for ever"),
+        ({0: [1]}, "rank 0 has the neighbour 1, which is not a rank"),
+        ([[0.0, 0.5, 0.5, 0], [0.5, 0, 0, 0.5], [0.5, 0, 0, 0.5], [0, 0.5, 0.5, 0]], "swap their values for ever"),
     ],
 )
 def test_what_is_no_topology(given, message):
@@ -112,11 +112,11 @@ def test_what_is_no_topology(given, message):
 
 @pytest.mark.parametrize("seed", ["a", -1, 1.5, True])
 def test_seeds(seed):
-    with pytest.raises(ValueError, match="a whole number from 0; got"):
+    with pytest.raises(ValueError, match="a whole number of at least 0; got"):
         RandomPairs(seed)
 
 
 def test_graphs_are_of_a_number_of_processes():
-    with pytest.raises(ValueError, match="a graph of 2 processes, and 3 train"):
+    with pytest.raises(ValueError, match="a graph of 2 processes, but 3 train"):
         Graph([[0, 1], [1, 0]]).check(3)
     Ring().check(7)

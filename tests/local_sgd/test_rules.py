@@ -82,7 +82,7 @@ def test_names_of_outer_optimizers_do_not_matter():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Averaging("0.5"), ValueError, r"Averaging\(mix=…\) is at least 0 and below 1; got '0.5'"),
+        (lambda: Averaging("0.5"), ValueError, r"Averaging\(mix=…\) must be at least 0 and below 1; got '0.5'"),
         (lambda: Outer(keras.optimizers.SGD(), mix=-0.5), ValueError, r"Outer\(mix=…\) .*; got -0.5"),
         (lambda: Averaging(1.0), ValueError, "below 1; got 1.0"),
         (lambda: Outer("sgd"), TypeError, "an optimizer of Keras 3, such as .*; got 'sgd'"),

@@ -6,8 +6,8 @@ from tfdist.local_sgd import Every, Growing, Streaming
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"fragments": 0}, r"Streaming\(fragments=…\) is a number from 1; got 0"),
-        ({"delay": True}, r"Streaming\(delay=…\) is a number from 0; got True"),
+        ({"fragments": 0}, r"Streaming\(fragments=…\) must be a whole number of at least 1; got 0"),
+        ({"delay": True}, r"Streaming\(delay=…\) must be a whole number of at least 0; got True"),
         ({"delay": -1}, "got -1"),
     ],
 )
@@ -21,8 +21,8 @@ def test_bad_arguments(arguments, message):
     [
         (Streaming(), Every(1), None),
         (Streaming(4, delay=1), Every(8), None),
-        (Streaming(4, delay=2), Every(8), "begin one every 2 steps: choose a delay below 2"),
-        (Streaming(4), Every(2), "a round has only 2 steps"),
+        (Streaming(4, delay=2), Every(8), "one begins every 2 steps: choose a delay below 2"),
+        (Streaming(4), Every(2), "at least one step for each fragment; got 2 steps"),
         (Streaming(delay=1), Growing(1, 10), "choose a delay below 1"),
     ],
 )

@@ -33,7 +33,7 @@ def test_gossip(size, check, passes):
     ("case", "size", "message"),
     [
         ("mismatched", 2, r"MismatchError: ranks differ in .*rank 0 has topology=Ring\(\)"),
-        ("unfit", 3, "ValueError: the topology is a graph of 2 processes, and 3 train"),
+        ("unfit", 3, "ValueError: the topology is a graph of 2 processes, but 3 train"),
     ],
 )
 def test_what_is_refused(case, size, message, tmp_path):

@@ -368,7 +368,7 @@ def test_a_state_that_does_not_come_is_an_error_that_says_where(job):
     made.members[1].patience = 0.0
     made.members[1].fetch = lambda address, rounds: None
     with pytest.raises(
-        RendezvousError, match=r"task 0 has a state of .*, of round 0, but did not give it at 127\.0\.0\.1:"
+        RendezvousError, match=r"task 0 has the state of .* of round 0, but did not send it from 127\.0\.0\.1:"
     ):
         course(made.members[1])
     assert first.round == 0

@@ -103,7 +103,7 @@ def test_the_server_of_a_host_joins_its_workers_and_keeps_nothing(tmp_path):
         one.heard(b"0", Attach(1, 0, 1, KEY[0]), [], lambda message, arrays: None)
     ledgers = [one[KEY].ledger for one in shards]
     assert [ledger.synchronization for ledger in ledgers] == [BoundedStaleness(3, DropBeyond(1)), Synchronous()]
-    assert [ledger.policy for ledger in ledgers] == [DropBeyond(1), Unscaled()]
+    assert [ledger.synchronization.late for ledger in ledgers] == [DropBeyond(1), Unscaled()]
     assert [ledger.awaited for ledger in ledgers] == [{3}, {1}]
     assert [one[KEY].snapshots is not None for one in shards] == [True, False]
     assert shards[1][KEY].above.has_chief

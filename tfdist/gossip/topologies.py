@@ -137,7 +137,7 @@ class RandomPairs(Topology):
 
     def __post_init__(self) -> None:
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise ValueError(f"RandomPairs(seed=…) is a whole number from 0; got {self.seed!r}")
+            raise ValueError(f"RandomPairs(seed=…) must be a whole number of at least 0; got {self.seed!r}")
 
     def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
         """Returns the weight of the partner in a round; see `Topology`."""
@@ -178,7 +178,8 @@ class Graph(Topology):
         """Checks that the graph has a rank for each process."""
         if len(self._weights) != size:
             raise ValueError(
-                f"the topology is a graph of {len(self._weights)} processes, and {size} train: give it a rank for each"
+                f"the topology is a graph of {len(self._weights)} processes, but {size} train: give it one rank for "
+                "each process"
             )
 
 
@@ -203,7 +204,7 @@ def as_topology(given: Any) -> Topology:
         return given
     if isinstance(given, str):
         if given not in _NAMES:
-            raise ValueError(f"topology= is one of {', '.join(map(repr, _NAMES))}, or a graph; got {given!r}")
+            raise ValueError(f"topology= must be one of {', '.join(map(repr, _NAMES))}, or a graph; got {given!r}")
         return _NAMES[given]()
     return Graph(given)
 
@@ -212,7 +213,7 @@ def _weights(graph: Any) -> np.ndarray:
     if isinstance(graph, Mapping):
         for one, others in graph.items():
             if isinstance(others, str) or not isinstance(others, Iterable):
-                raise ValueError(f"a mapping has for each rank those of its neighbours; got {others!r} for rank {one}")
+                raise ValueError(f"a mapping must list the neighbours of each rank; got {others!r} for rank {one}")
         matrix = _adjacency(graph.keys(), ((one, other) for one, others in graph.items() for other in others))
     elif hasattr(graph, "nodes") and hasattr(graph, "edges"):
         edges = list(graph.edges())
@@ -224,16 +225,16 @@ def _weights(graph: Any) -> np.ndarray:
             matrix = np.zeros(0)
     if not matrix.ndim or not matrix.size:
         names = ", ".join(map(repr, _NAMES))
-        raise ValueError(f"topology= is one of {names}, a matrix, a mapping or a graph; got {graph!r}")
+        raise ValueError(f"topology= must be one of {names}, a matrix, a mapping or a graph; got {graph!r}")
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"a graph's matrix is square, with a row for each process; got shape {matrix.shape}")
+        raise ValueError(f"a graph's matrix must be square, with a row for each process; got shape {matrix.shape}")
     if not (matrix >= 0).all() or not np.isfinite(matrix).all():
-        raise ValueError(f"a graph's matrix has finite numbers, none of them negative; got {matrix.tolist()}")
+        raise ValueError(f"a graph's matrix must have finite numbers of at least 0; got {matrix.tolist()}")
     one_way = np.argwhere(~np.isclose(matrix, matrix.T))
     if len(one_way):
         one, other = one_way[0].tolist()
         raise ValueError(
-            f"neighbours are so to each other, with the same weight; got {matrix[one, other]:g} from rank {one} to "
+            f"two neighbours must give each other the same weight; got {matrix[one, other]:g} from rank {one} to "
             f"{other}, and {matrix[other, one]:g} from {other} to {one}"
         )
     if np.isin(matrix, (0, 1)).all():
@@ -242,7 +243,7 @@ def _weights(graph: Any) -> np.ndarray:
         matrix = links / (1 + np.maximum(degrees[:, None], degrees[None, :]))
         matrix += np.diag(1 - matrix.sum(axis=1))
     elif not np.allclose(matrix.sum(axis=1), 1):
-        raise ValueError(f"each row of a matrix of weights adds up to 1; got {matrix.sum(axis=1).tolist()}")
+        raise ValueError(f"each row of a matrix of weights must add up to 1; got {matrix.sum(axis=1).tolist()}")
     _check_connected(matrix)
     return matrix
 
@@ -250,11 +251,11 @@ def _weights(graph: Any) -> np.ndarray:
 def _adjacency(nodes: Iterable[Any], links: Iterable[tuple[Any, Any]]) -> np.ndarray:
     ranks = sorted(nodes)
     if ranks != list(range(len(ranks))):
-        raise ValueError(f"a graph's nodes are the ranks from 0 on, without a gap; got {ranks}")
+        raise ValueError(f"a graph's nodes must be the ranks from 0 on, without a gap; got {ranks}")
     matrix = np.zeros([len(ranks), len(ranks)])
     for one, other in links:
         if other not in ranks:
-            raise ValueError(f"rank {one} has the neighbour {other!r}, which is no rank of the graph")
+            raise ValueError(f"rank {one} has the neighbour {other!r}, which is not a rank of the graph")
         matrix[one, other] = 1
     return matrix
 
@@ -266,9 +267,12 @@ def _check_connected(matrix: np.ndarray) -> None:
         reached.update(front)
     missing = sorted(set(range(len(matrix))) - reached)
     if missing:
-        raise ValueError(f"the topology is not connected: no line leads from rank 0 to ranks {missing}")
+        raise ValueError(f"the topology is not connected: no path leads from rank 0 to ranks {missing}")
     if len(matrix) > 1 and not np.diag(matrix).any() and _is_bipartite(matrix):
-        raise ValueError("with these weights processes swap theirs for ever: give each one a weight for its own")
+        raise ValueError(
+            "with these weights, processes would swap their values for ever: give each process a weight for its own "
+            "values"
+        )
 
 
 def _is_bipartite(matrix: np.ndarray) -> bool:

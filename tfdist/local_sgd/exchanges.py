@@ -83,7 +83,7 @@ class Exchanges:
             own: what this process brings.
             blocking: whether this process does nothing else meanwhile, as in `tfdist.engine.engine.Engine.wait`.
         """
-        return Attendance(*self._together(np.array(own, np.int64), np.add, "who takes part in a round", blocking))
+        return Attendance(*self._together(np.array(own, np.int64), np.add, "participants of a round", blocking))
 
     def furthest(self, step: int) -> int:
         """Returns the largest number of steps of any process; all call it, and do nothing else meanwhile.
@@ -91,7 +91,7 @@ class Exchanges:
         Args:
             step: number of steps that this process has taken.
         """
-        return self._together(np.array([step], np.int64), np.maximum, "the steps of all", blocking=True)[0]
+        return self._together(np.array([step], np.int64), np.maximum, "largest number of steps", blocking=True)[0]
 
     def total(self, value: float) -> float:
         """Returns the sum of a value over all processes; all call it, and do nothing else meanwhile.

@@ -23,7 +23,8 @@ def strided(sizes: Sequence[int], fragments: int) -> list[list[int]]:
     """
     if len(sizes) < fragments:
         raise ValueError(
-            f"fragments={fragments} of a model with {len(sizes)} trainable variables: a fragment has at least one"
+            f"each fragment needs at least one trainable variable; got fragments={fragments} and a model with "
+            f"{len(sizes)}"
         )
     parts: list[list[int]] = [[] for _ in range(fragments)]
     loads = [0] * fragments

@@ -30,7 +30,7 @@ class Interval(Described, abc.ABC):
 
 def _check(kind: str, name: str, value: object) -> None:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{kind} is a number of steps from 1; got {name}={value!r}")
+        raise ValueError(f"{kind} must be a whole number of steps, at least 1; got {name}={value!r}")
 
 
 class Every(Interval):

@@ -67,7 +67,7 @@ class Rule(abc.ABC):
             ValueError: the state belongs to another rule, or to other variables.
         """
         if state:
-            raise ValueError(f"{type(self).__name__} has no state; got one of {len(state)} arrays")
+            raise ValueError(f"{type(self).__name__} has no state; got a state of {len(state)} arrays")
 
 
 class Averaging(Rule):
@@ -87,7 +87,7 @@ class Averaging(Rule):
 
     def __init__(self, mix: float | None = None) -> None:
         if mix is not None and not (isinstance(mix, (int, float)) and 0 <= mix < 1):
-            raise ValueError(f"{type(self).__name__}(mix=…) is at least 0 and below 1; got {mix!r}")
+            raise ValueError(f"{type(self).__name__}(mix=…) must be at least 0 and below 1; got {mix!r}")
         self.mix = mix
 
     def __repr__(self) -> str:
@@ -205,7 +205,7 @@ class Elastic(Rule):
 
     def __init__(self, moving_rate: float = 0.9) -> None:
         if not (isinstance(moving_rate, (int, float)) and 0 < moving_rate <= 1):
-            raise ValueError(f"Elastic(moving_rate=…) is above 0 and at most 1; got {moving_rate!r}")
+            raise ValueError(f"Elastic(moving_rate=…) must be above 0 and at most 1; got {moving_rate!r}")
         self._moving_rate = moving_rate
         self._pull = moving_rate
 
@@ -263,7 +263,7 @@ def restore(rules: Sequence[tuple[Rule, Arrays]], states: States) -> None:
         for rule, like in rules:  # some may already have taken over their states
             rule.restore([], like)
         log.warning(
-            "tfdist: the states of outer optimizers that were saved are not those of this model and strategy (%s); "
-            "training goes on without them.",
+            "tfdist: the saved states of outer optimizers do not fit this model and strategy (%s); training goes on "
+            "without them.",
             error,
         )

@@ -29,7 +29,7 @@ class Streaming:
     def __post_init__(self) -> None:
         for name, value, least in (("fragments", self.fragments, 1), ("delay", self.delay, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"Streaming({name}=…) is a number from {least}; got {value!r}")
+                raise ValueError(f"Streaming({name}=…) must be a whole number of at least {least}; got {value!r}")
 
     def check(self, interval: Interval) -> None:
         """Checks that exchanges end before the next ones begin.
@@ -43,8 +43,11 @@ class Streaming:
         spacing = max(1, interval.least // self.fragments)
         if self.delay and self.delay >= spacing:
             raise ValueError(
-                f"{self}: an exchange is to end before the next one begins, and rounds of {interval.least} steps in "
-                f"{self.fragments} fragment(s) begin one every {spacing} steps: choose a delay below {spacing}"
+                f"{self}: an exchange must end before the next one begins; in rounds of {interval.least} steps with "
+                f"{self.fragments} fragment(s), one begins every {spacing} steps: choose a delay below {spacing}"
             )
         if interval.least < self.fragments:
-            raise ValueError(f"{self}: a round has only {interval.least} steps, one for each fragment at least")
+            raise ValueError(
+                f"{self}: a round must have at least one step for each fragment; got {interval.least} steps. Use fewer "
+                "fragments or longer rounds."
+            )

@@ -289,9 +289,9 @@ class QuorumRounds(Course):
                 break
             if time.monotonic() > end:
                 raise RendezvousError(
-                    f"task {found.source} has a state of {name}, of round {found.round}, but did not give it at "
-                    f"{found.address} within {members.patience:g} s. Tasks reach each other on ports that the system "
-                    "chooses: see that no firewall is between them."
+                    f"task {found.source} has the state of {name} of round {found.round}, but did not send it from "
+                    f"{found.address} within {members.patience:g} s. Check that no firewall is between the tasks, "
+                    "which connect to each other on ports that the system chooses."
                 )
             time.sleep(_AGAIN_SECONDS)  # the source is lost, which the server will soon notice, or is just starting
         state, arrays = fetched
@@ -310,7 +310,7 @@ class QuorumRounds(Course):
         own = [(one.dtype.name, one.shape) for one in self.centre]
         if form != own:
             raise MismatchError(
-                f"task {source} has other variables in {self._trained.name}: {form[:3]}…; this one has {own[:3]}…. "
+                f"task {source} has other variables in {self._trained.name}: {form[:3]}…; this task has {own[:3]}…. "
                 "Every task must build the same model."
             )
 
@@ -376,8 +376,8 @@ class QuorumRounds(Course):
 
     def _forget(self) -> None:
         log.warning(
-            "tfdist: task %d has other values of %s than the other tasks, and takes theirs. A program must give "
-            "variables the same values on all tasks.",
+            "tfdist: task %d has other values of %s than the other tasks, and takes over theirs. Give variables "
+            "the same values on all tasks.",
             *(self._members.task, self._trained.name),
         )
         with self._lock:

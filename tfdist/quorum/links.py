@@ -144,7 +144,7 @@ class Links:
                     if isinstance(message, State) and message.id == request.id:
                         return None if message.round < 0 else (message, [np.array(array) for array in arrays])
         except InvalidMessageError as error:
-            log.warning("tfdist: %s sent what is no state: %s", address, error)
+            log.warning("tfdist: the task at %s sent an invalid state: %s", address, error)
         finally:
             self._lines.end(line)
         return None
@@ -179,7 +179,7 @@ class Links:
             message, arrays = CODEC.decode(frames)
         except InvalidMessageError as error:
             if self._refused < _LOGGED:
-                log.warning("tfdist: task %d got a message that is none of its job: %s", self._task, error)
+                log.warning("tfdist: task %d ignores an invalid message: %s", self._task, error)
             self._refused += 1
             return
         if isinstance(message, Piece) and len(arrays) == 1 and self._may_be_known(message.rounds):
@@ -199,7 +199,7 @@ class Links:
         try:
             state, arrays = (State(message.id, -1), []) if source is None else source.state(message.id)
         except Exception as error:  # the other process then asks elsewhere
-            log.warning("tfdist: task %d could not give its state of %s: %s", self._task, message.rounds, error)
+            log.warning("tfdist: task %d could not send its state of %s: %s", self._task, message.rounds, error)
             state, arrays = State(message.id, -1), []
         self._lines.answering.answer(peer, CODEC.encode(state, arrays))
         self.bytes_sent += sum(array.nbytes for array in arrays)

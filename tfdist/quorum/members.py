@@ -195,12 +195,14 @@ class ClusterMembers(Members):
 
     def have(self, rounds: str, attempt: int) -> Outcome:
         """Waits for the outcome of a meeting; see `Members`."""
-        what = f"the other tasks to have all of {rounds}"
+        what = f"the other tasks to receive all of {rounds}"
         return self._ask(lambda request: messages.Have(request, rounds, attempt), Outcome, what)
 
     def lacks(self, rounds: str, attempt: int, tasks: list[int]) -> None:
         """Reports silent partners, with a warning; see `Members`."""
-        log.warning("tfdist: nothing comes from task(s) %s in a round of %s; it is made without.", tasks, rounds)
+        log.warning(
+            "tfdist: nothing comes from task(s) %s in a round of %s; the round goes on without them.", tasks, rounds
+        )
         self._control.send(messages.Lack(rounds, attempt, tuple(tasks)))
 
     def is_aborted(self, rounds: str, attempt: int) -> bool:

@@ -61,7 +61,7 @@ def test_what_a_worker_pushes_after_it_was_taken_for_lost_does_not_count():
     late = dealer.take(1, FIRST)
     dealer.lost(1)
     assert not dealer.may_commit(1, late.ticket)
-    with pytest.raises(DealerError, match=f"worker 1 does not have the batch of ticket {late.ticket} any more"):
+    with pytest.raises(DealerError, match=f"worker 1 no longer has the batch of ticket {late.ticket}"):
         dealer.commit(1, late.ticket)
     dealer.begin(1, FIRST, 1, 1, 7)
     again = dealer.take(1, FIRST)
@@ -168,7 +168,7 @@ def test_workers_have_the_same_data(samples, batch_size, seed, what):
 
 @pytest.mark.parametrize(("samples", "batch_size"), [(0, 3), (3, 0), (-1, 1)])
 def test_an_epoch_has_samples(samples, batch_size):
-    with pytest.raises(DealerError, match="an epoch needs samples"):
+    with pytest.raises(DealerError, match="an epoch needs at least one sample"):
         Dealer().begin(0, FIRST, samples, batch_size, None)
 
 

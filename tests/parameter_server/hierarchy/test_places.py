@@ -43,10 +43,10 @@ def test_evaluators_do_not_train():
     [
         (
             ("a",),
-            r'beside 1 root server\(s\); the cluster has 1 task\(s\) of the job "ps"\. Add',
+            r'besides 1 root server\(s\); the cluster has 1 task\(s\) of the job "ps"\. Add',
         ),
-        (("a", "b", "b"), r"ps 1 \(b:6\) and ps 2 \(b:7\) would both be the server of host b: name one of them"),
-        (("a", "d"), r"ps 1 \(d:6\) would be the server of host d, where no worker is: the host of its address must"),
+        (("a", "b", "b"), r"ps 1 \(b:6\) and ps 2 \(b:7\) would both be the server of host b: leave out one of them"),
+        (("a", "d"), r"ps 1 \(d:6\) would be the server of host d, where no worker is. Write the host of its address"),
     ],
 )
 def test_clusters_that_cannot_be(servers, why):

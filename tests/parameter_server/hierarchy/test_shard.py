@@ -239,7 +239,7 @@ def test_another_model_on_another_host_is_an_error_that_names_it():
         session = Session([Connection(servers[1].address, "ps 2", DEADLINE)], 1, model)
         with (
             contextlib.closing(session),
-            pytest.raises(RefusedError, match="root servers: another model: variable"),
+            pytest.raises(RefusedError, match="root servers: another model than the chief's: variable"),
         ):
             session.begin(*described(), None)
 

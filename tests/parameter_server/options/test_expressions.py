@@ -45,7 +45,7 @@ def test_calls_and_literals_are_read(text, value):
     ],
 )
 def test_nothing_else_has_a_meaning(text):
-    with pytest.raises(ExpressionError, match="none of tfdist's own choices"):
+    with pytest.raises(ExpressionError, match="not one of tfdist's own choices"):
         read(text, KNOWN)
 
 

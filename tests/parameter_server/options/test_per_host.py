@@ -20,5 +20,7 @@ def test_a_mode_that_is_none():
 
 
 def test_what_late_gradients_are_worth_is_for_the_roots():
-    with pytest.raises(ValueError, match=r"for the roots to say, .* got SoftSync\(late=Inverse\(\)\)"):
+    with pytest.raises(
+        ValueError, match=r"give late= to the strategy's synchronization=; got SoftSync\(late=Inverse\(\)\)"
+    ):
         PerHost(SoftSync(late=Inverse()))

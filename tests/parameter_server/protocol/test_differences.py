@@ -160,7 +160,7 @@ def test_answers_that_do_not_fit_are_refused():
     pair = Pair(c.Int8())
     pair.take(pair.push())
     lost, later = pair.push(), pair.push()
-    with pytest.raises(ValueError, match="difference 2 after difference 0"):
+    with pytest.raises(ValueError, match="difference 2 came after difference 0"):
         pair.take(later)
     with pytest.raises(ValueError, match="a difference cannot be decoded"):
         pair.worker.received(lost.kinds, [*lost.arrays[:-1], np.zeros(3, np.uint8)], lost.copy)

@@ -20,13 +20,13 @@ def test_the_same_models_do_not_differ():
 def test_a_workers_model_is_compared_with_the_chiefs():
     ((message, why),), _ = noted(begun(0), begun(1, "b", variables=("y",)))
     assert message.worker == 1
-    assert why.startswith("another model: variable 1 is y, the chief's is x.")
+    assert why.startswith("another model than the chief's: variable 1 is y, the chief's is x.")
 
 
 def test_the_chiefs_is_compared_with_those_of_all():
     found, _ = noted(begun(1, "b"), begun(2), begun(3, "c"), begun(0))
     assert [message.worker for message, _ in found] == [1, 3]
-    assert found[0][1].startswith("the model b, but the chief trains a.")
+    assert found[0][1].startswith("this task trains the model b, but the chief trains a.")
 
 
 def test_without_the_chief_nothing_differs():
@@ -54,4 +54,4 @@ def test_the_models_of_a_process_are_one_program():
 
     found, program = noted(of(0, 0, "a"), of(0, 1, "b"), of(1, 0, "a"), of(1, 1, "c"))
     assert program.is_first
-    assert [why.partition(".")[0] for _, why in found] == ["the model c, but the chief trains b"]
+    assert [why.partition(".")[0] for _, why in found] == ["this task trains the model c, but the chief trains b"]

@@ -64,7 +64,7 @@ def test_what_is_small_or_does_not_fit_stays_in_frames(pair, size):
 
 def test_locators_of_other_segments_are_refused(pair):
     for locator in (Locator(1, 2, (8,)), Locator(1, -1, (8,)), Locator(1, 0, (AREA, 1))):
-        with pytest.raises(InvalidMessageError, match="of another segment"):
+        with pytest.raises(InvalidMessageError, match="belongs to another segment"):
             pair[1].restored(locator, b"", is_answer=False)
     for wrong in (b"\xc1", b"\x93\x01\x00\x91\xff", b"\x91\x01"):
         with pytest.raises(InvalidMessageError, match="locator"):

@@ -79,7 +79,7 @@ def test_invalid_messages_are_logged_once_and_have_no_effect(caplog):
             other.sendall(b"GET / HTTP/1.1\r\n\r\n" + os.urandom(1000))
         for clock in range(5):
             push(one, 0, clock)
-        while "ignores invalid messages of 127.0.0.1" not in caplog.text:
+        while "ignores invalid messages from 127.0.0.1" not in caplog.text:
             pull(one)
         stranger.close()
         context.term()

@@ -81,7 +81,7 @@ def test_a_model_is_dropped_when_all_have_gone_on():
     assert len(list(talk.shards)) == 1, "the third has not come yet"
     talk.shards.lost(2)
     assert list(talk.shards) == []
-    assert talk.attach(2) == Refused(1, "all others have finished training the model Adam-1", is_over=True)
+    assert talk.attach(2) == Refused(1, "all other workers have finished training the model Adam-1", is_over=True)
     talk.attach(0, occurrence=1, place=1)
     assert talk.attach(2).newest == 1
 
@@ -111,5 +111,5 @@ def test_connections_that_are_gone_are_forgotten():
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "..", "x" * 201, "a\0"])
 def test_what_names_no_model_makes_nothing(name):
     talk = Talk()
-    assert "no name of a model" in talk.say("a stranger", Attach(1, 0, 1, name)).why
+    assert "not a valid name of a model" in talk.say("a stranger", Attach(1, 0, 1, name)).why
     assert not talk.shards.models()

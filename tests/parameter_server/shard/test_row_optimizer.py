@@ -230,7 +230,10 @@ def test_learning_rates():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: optimizers.Adam(clipnorm=1.0), r"Adam\(clipnorm=…\) cannot be used .*: the norm .* clipvalue="),
+        (
+            lambda: optimizers.Adam(clipnorm=1.0),
+            r"Adam\(clipnorm=…\) cannot be used .*: it needs the norm .* use clipvalue=",
+        ),
         (lambda: optimizers.SGD(global_clipnorm=1.0), r"SGD\(global_clipnorm=…\)"),
         (lambda: optimizers.SGD(use_ema=True), r"SGD\(use_ema=…\)"),
         (lambda: optimizers.SGD(gradient_accumulation_steps=2), r"SGD\(gradient_accumulation_steps=…\)"),

@@ -483,10 +483,10 @@ def test_what_is_refused():
     sgd = keras.optimizers.serialize(keras.optimizers.SGD(1.0))
     with pytest.raises(ValueError, match="dim must be a whole number of at least 1; got 0"):
         Table(0, sgd)
-    with pytest.raises(ValueError, match="float32 or float64; got 'float16'"):
+    with pytest.raises(ValueError, match='dtype must be "float32" or "float64"; got \'float16\''):
         Table(2, sgd, dtype="float16")
     table = table_of()
-    with pytest.raises(TypeError, match="keys are int64; got int32"):
+    with pytest.raises(TypeError, match="keys must be int64; got int32"):
         table.lookup(np.array([1], np.int32), create=True)
     with pytest.raises(ValueError, match=r"one dimension; got the shape \(1, 1\)"):
         table.lookup(np.array([[1]]), create=True)

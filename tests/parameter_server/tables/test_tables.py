@@ -299,7 +299,7 @@ def test_a_part_that_cannot_be_used_is_refused_alone():
 
 def test_workers_agree_on_who_updates_together():
     tables = attached(workers=2)
-    assert "expected workers 2, as of worker 0; got 3" in attach(tables, worker=1, workers=3).why
+    assert "expected workers 2, as on worker 0; got 3" in attach(tables, worker=1, workers=3).why
 
 
 def test_a_worker_that_came_again_gives_its_part_anew():

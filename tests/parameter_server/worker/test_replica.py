@@ -119,5 +119,5 @@ def test_answers_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"rows of the variables \[1, 3\]; expected rows of \[\]"):
         one.receive((5, 2), KINDS, rows(2, 0))
     one.keep([1, 3])
-    with pytest.raises(ValueError, match="rows from 0 to 6 of a variable of 6"):
+    with pytest.raises(ValueError, match="rows from 0 to 6 of a variable with 6 rows"):
         one.receive((5, 2), KINDS, rows(2, 0, 6))

@@ -197,7 +197,7 @@ def test_another_model_is_refused():
     with sessions(Asynchronous(), 1) as (session,):
         begin(0, session)
         other = Session(session._connections, 1, model_of(shapes=[(5,), *SHAPES[1:]]))
-        why = r"another model: variable 1 is large \[5\] float32, the chief's is large \[1000, 200\]"
+        why = r"another model than the chief's: variable 1 is large \[5\] float32, the chief's is large \[1000, 200\]"
         with pytest.raises(RefusedError, match=why):
             other.begin(*described(), None)
 
@@ -209,7 +209,7 @@ def test_a_worker_that_comes_again_is_given_the_newest_of_equal_models():
         begin(0, first)
         first.close(is_over=True)
         late = Session(connections(session), 1, model_of())
-        with pytest.raises(RefusedError, match="all others have finished training"):
+        with pytest.raises(RefusedError, match="all other workers have finished training"):
             late.begin(*described(), None)
         second = Session(connections(session), 0, model_of(), begun=[model_of().name])
         begin(0, second)

@@ -378,7 +378,7 @@ def test_what_cannot_be_used_is_told():
         DynamicEmbedding(2)(np.ones((2, 2), "float32"))
     with served() as (strategy,):
         model = dynamic(lambda: keras.optimizers.Adam(clipnorm=1.0), strategy)
-        with pytest.raises(TfdistError, match="clipvalue= can be used"):
+        with pytest.raises(TfdistError, match="use clipvalue="):
             fit(model, epochs=1)
 
 
@@ -404,7 +404,7 @@ def test_several_replicas_are_refused(ranks):
         with strategy.scope():
             DynamicEmbedding(2).build((None,))
 
-    with pytest.raises(ValueError, match="rows in one place"):
+    with pytest.raises(ValueError, match="can be trained by one replica only"):
         on_ranks(ranks(2), build)
 
 

@@ -15,11 +15,15 @@ from tfdist.local_sgd import Averaging, Elastic, Outer
     ("arguments", "error", "message"),
     [
         ({"sync_every": 0}, ValueError, "got sync_every=0"),
-        ({"quorum": 0}, ValueError, r"QuorumStrategy\(quorum=…\) is a number of processes from 1; got 0"),
+        (
+            {"quorum": 0},
+            ValueError,
+            r"QuorumStrategy\(quorum=…\) must be a whole number of processes, at least 1; got 0",
+        ),
         ({"quorum": True}, ValueError, "got True"),
-        ({"grace": 0}, ValueError, r"QuorumStrategy\(grace=…\) is a number of seconds above 0; got 0"),
+        ({"grace": 0}, ValueError, r"QuorumStrategy\(grace=…\) must be a number of seconds above 0; got 0"),
         ({"grace": "5"}, ValueError, "got '5'"),
-        ({"rule": keras.optimizers.SGD(0.7)}, TypeError, r"is Averaging\(\) or Outer\(…\) of tfdist.local_sgd"),
+        ({"rule": keras.optimizers.SGD(0.7)}, TypeError, r"must be Averaging\(\) or Outer\(…\) of tfdist.local_sgd"),
         ({"rule": Elastic(0.9)}, TypeError, r"got Elastic\(0.9\)"),
         ({"rule": Averaging(mix=0.5)}, ValueError, "leave out mix=0.5"),
         ({"compression": 8}, TypeError, "8"),
@@ -39,8 +43,8 @@ def cluster(task="worker", **jobs):
 @pytest.mark.parametrize(
     ("config", "arguments", "error", "message"),
     [
-        (cluster(), {"quorum": 3}, ValueError, r"quorum=3\): the cluster has 2 training task\(s\) only"),
-        (cluster(worker=["a:1"], ps=["a:2"]), {}, tfdist.errors.ClusterSpecError, "leave the job ps out"),
+        (cluster(), {"quorum": 3}, ValueError, r"quorum=3\) is too large: the cluster has only 2 training task\(s\)"),
+        (cluster(worker=["a:1"], ps=["a:2"]), {}, tfdist.errors.ClusterSpecError, "leave out the job ps"),
         (cluster("ps", worker=["a:1"], ps=["a:2"]), {}, tfdist.errors.ClusterSpecError, "this process is ps 0"),
     ],
 )
@@ -54,7 +58,7 @@ def test_processes_of_an_mpi_launcher_are_refused(monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setenv("PMI_RANK", "0")
     with pytest.raises(
-        tfdist.errors.ClusterSpecError, match="start each with TF_CONFIG, or all of them by `tfdist run`"
+        tfdist.errors.ClusterSpecError, match="start each process with TF_CONFIG, or all of them by `tfdist run`"
     ):
         tfdist.QuorumStrategy()
 

@@ -144,7 +144,7 @@ def test_who_comes_when_all_have_left_is_told(job, caplog):
         made.quorums.gone(0, lost=False)
     made.running_at_once = True
     second.fit(*data(1), batch_size=8, epochs=1, verbose=0)
-    assert "none is left that has its weights" in caplog.text
+    assert "no process is left that has its weights" in caplog.text
 
 
 @pytest.mark.parametrize(("others", "own", "expected"), [(3, 3, False), (4, 3, True)])

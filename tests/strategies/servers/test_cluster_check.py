@@ -18,7 +18,7 @@ def cluster_of(servers, workers=2):
     [
         ({}, 0, ClusterSpecError, "2 workers and no parameter server"),
         ({"servers": Servers(copies=1)}, 1, ValueError, "two parameter servers or more"),
-        ({"servers": PerHost()}, 1, ClusterSpecError, "needs servers of hosts"),
+        ({"servers": PerHost()}, 1, ClusterSpecError, "needs at least one server for the workers of a host"),
     ],
 )
 def test_clusters_without_the_servers_that_are_needed_are_errors(given, servers, error, message):

@@ -120,8 +120,8 @@ def test_a_worker_elsewhere_sends_messages(monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"synchronization": BoundedStaleness(3)}, "no server sees updates"),
-        ({"synchronization": Asynchronous(Inverse())}, "no server sees updates"),
+        ({"synchronization": BoundedStaleness(3)}, "servers do not see updates"),
+        ({"synchronization": Asynchronous(Inverse())}, "servers do not see updates"),
         ({"servers": Servers(copies=1)}, "that could be copied"),
     ],
 )

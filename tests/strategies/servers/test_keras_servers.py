@@ -468,7 +468,7 @@ def test_a_worker_trains_alone_what_the_others_have_finished(caplog):
         alone = model_in()
         fit(alone, epochs=2)
         assert_close(worker, alone)
-        assert "all others have finished training the model Adam-" in caplog.text
+        assert "all other workers have finished training the model Adam-" in caplog.text
         with second.scope():
             worker.compile("sgd", "mse")
         fit(worker, epochs=1)

@@ -138,8 +138,14 @@ def test_several_copies_and_the_default_rate():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"pushes": ElasticAveraging(), "synchronization": SoftSync(1)}, "moved by each push alone"),
-        ({"pushes": ElasticAveraging(), "synchronization": Synchronous()}, "moved by each push alone"),
+        (
+            {"pushes": ElasticAveraging(), "synchronization": SoftSync(1)},
+            "each push moves the servers' values by itself",
+        ),
+        (
+            {"pushes": ElasticAveraging(), "synchronization": Synchronous()},
+            "each push moves the servers' values by itself",
+        ),
         ({"pushes": LocalSteps(2), "synchronization": Asynchronous(DelayCompensated())}, "corrects gradients"),
         ({"pushes": LocalSteps(2), "data": "shared"}, "the batches of each push of gradients are counted"),
     ],

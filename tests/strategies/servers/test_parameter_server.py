@@ -92,7 +92,7 @@ def test_arguments_that_it_had_have_a_hint(name):
 def test_a_hierarchy_without_servers_of_hosts(monkeypatch):
     cluster = {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
-    with pytest.raises(ClusterSpecError, match=r"beside 1 root server\(s\); the cluster has 1 task\(s\)"):
+    with pytest.raises(ClusterSpecError, match=r"besides 1 root server\(s\); the cluster has 1 task\(s\)"):
         ParameterServerStrategy(servers=PerHost())
 
 

@@ -15,7 +15,7 @@ def check(optimizer, servers, clips, variable=None):
     [({"global_clipnorm": 1.0}, False), ({"global_clipnorm": 1.0, "gradient_accumulation_steps": 2}, True)],
 )
 def test_norms_of_averages_on_several_servers_are_refused(options, clips):
-    with pytest.raises(ValueError, match="lies on 2 parameter servers: use one server"):
+    with pytest.raises(ValueError, match="is divided over 2 parameter servers: use one server"):
         check(keras.optimizers.SGD(**options), 2, clips)
     check(keras.optimizers.SGD(**options), 1, clips)
 

@@ -118,7 +118,9 @@ def test_what_is_no_evaluator_and_what_cannot_be_read():
         with pytest.raises(TfdistError, match="give it an Input"):
             model.evaluate(*DATA, verbose=0)
         for count in (0, -1, 2.0, True):
-            with pytest.raises(ValueError, match=f"max_evaluations must be a number from 1, or None; got {count}"):
+            with pytest.raises(
+                ValueError, match=f"max_evaluations must be a whole number of at least 1, or None; got {count}"
+            ):
                 tfdist.SidecarEvaluator(model_in(evaluator), DATA, max_evaluations=count)
         end(evaluator)
         with pytest.raises(TfdistError, match="the job is over, and the parameter servers have no model"):

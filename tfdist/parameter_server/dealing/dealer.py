@@ -188,7 +188,9 @@ class Dealer:
             DealerError: the numbers are less than 1, or differ from those of the epoch's other workers.
         """
         if (samples is not None and samples < 1) or batch_size < 1:
-            raise DealerError(f"an epoch needs samples, and batches of at least one; got {samples=}, {batch_size=}")
+            raise DealerError(
+                f"an epoch needs at least one sample, and a batch size of at least 1; got {samples=}, {batch_size=}"
+            )
         plan = Plan(samples, batch_size, shuffle_seed)
         if epoch not in self._epochs and not self._is_past(epoch):
             self._epochs[epoch] = _Epoch(plan)
@@ -343,7 +345,7 @@ class Dealer:
             ticket: ticket of the batch.
         """
         return (
-            f"worker {worker} does not have the batch of ticket {ticket} any more: it was taken for lost or has begun "
+            f"worker {worker} no longer has the batch of ticket {ticket}: the worker was taken for lost or has begun "
             "another epoch, and the batch was dealt again. These gradients are dropped."
         )
 

@@ -61,10 +61,9 @@ def places_of(tasks: Sequence[Task], hierarchy: PerHost | None) -> HierarchyRole
     roots, rest = servers[: hierarchy.roots], servers[hierarchy.roots :]
     if not rest:
         raise ClusterSpecError(
-            f"{hierarchy} needs servers of hosts beside {hierarchy.roots} root server(s); the cluster has "
-            f'{len(servers)} task(s) of the job "ps". Add one on the host of some '
-            "workers (`tfdist run --ps 2` on one machine), or "
-            "leave servers=PerHost(…) out."
+            f"{hierarchy} needs at least one server for the workers of a host, besides {hierarchy.roots} root "
+            f'server(s); the cluster has {len(servers)} task(s) of the job "ps". Add one on the host of some workers '
+            "(`tfdist run --ps 2` on one machine), or leave servers=PerHost(…) out."
         )
     workers: dict[int, tuple[int, ...]] = {}
     for server in rest:
@@ -72,15 +71,15 @@ def places_of(tasks: Sequence[Task], hierarchy: PerHost | None) -> HierarchyRole
         same = next((other for other in workers if _host(tasks[other]) == host), None)
         if same is not None:
             raise ClusterSpecError(
-                f"{tasks[same]} and {tasks[server]} would both be the server of host {host}: name one of them, or "
-                f"raise roots= in {hierarchy}, as the first of the job are roots"
+                f"{tasks[same]} and {tasks[server]} would both be the server of host {host}: leave out one "
+                f"of them, or raise roots= in {hierarchy}, as the first servers of the job are roots"
             )
         workers[server] = tuple(number for number in training if _host(tasks[number]) == host)
         if not workers[server]:
             raise ClusterSpecError(
-                f"{tasks[server]} would be the server of host {host}, where no worker is: the host of its address must "
-                "be written as in the workers' addresses. Leave it out, or raise roots= in "
-                f"{hierarchy}, as the first of the job are roots."
+                f"{tasks[server]} would be the server of host {host}, where no worker is. Write the host of its "
+                "address as in the workers' addresses, leave this server out, or raise roots= in "
+                f"{hierarchy}, as the first servers of the job are roots."
             )
     joined = {number for own in workers.values() for number in own}
     return HierarchyRoles(tuple(roots), workers, frozenset({*workers, *(set(training) - joined)}))

@@ -48,7 +48,9 @@ class Arguments:
         for name, (kind, examples) in _KINDS.items():
             given = getattr(self, name)
             if isinstance(given, type) or not isinstance(given, kind):
-                raise TypeError(f"{name} must be one of tfdist.parameter_server, such as {examples}; got {given!r}")
+                raise TypeError(
+                    f"{name} must be an object of tfdist.parameter_server, such as {examples}; got {given!r}"
+                )
         if self.data not in ("own", "shared"):
             raise ValueError(f'data must be "own" or "shared"; got {self.data!r}')
         combinations.check(self)

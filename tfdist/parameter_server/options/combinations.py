@@ -92,16 +92,16 @@ _COPIES = _Choice(
 _PER_HOST = _Choice("`PerHost`", "servers", lambda given: isinstance(given.servers, PerHost))
 
 EXCLUSIONS = (
-    Exclusion(_PREFETCH, _ROUNDS, "a step begins when the one before has been applied"),
+    Exclusion(_PREFETCH, _ROUNDS, "a step begins only when the update of the step before has been applied"),
     Exclusion(
         *(_SHARED, _OWN_UPDATES),
         'the batches of each push of gradients are counted; use data="own", and give each worker its part of the data, '
         "such as dataset.shard(strategy.size, strategy.rank)",
     ),
-    Exclusion(_PARAMETERS, _COMPENSATED, "servers send other parameters than they have"),
-    Exclusion(_OWN_UPDATES, _COMPENSATED, "it corrects gradients, of which none are pushed"),
-    Exclusion(_ELASTIC, _AVERAGES, "servers are moved by each push alone"),
-    Exclusion(_HOGWILD, _OTHER_MODES, "no server sees updates, to let them wait or to scale them"),
+    Exclusion(_PARAMETERS, _COMPENSATED, "servers send parameters that differ from their own"),
+    Exclusion(_OWN_UPDATES, _COMPENSATED, "it corrects gradients, and workers push no gradients"),
+    Exclusion(_ELASTIC, _AVERAGES, "each push moves the servers' values by itself"),
+    Exclusion(_HOGWILD, _OTHER_MODES, "servers do not see updates, so they can neither delay nor scale them"),
     Exclusion(_HOGWILD, _COPIES, "it sends no messages that could be copied"),
     *(
         Exclusion(_PER_HOST, other, "the server of a host joins gradients into one push")

@@ -49,4 +49,4 @@ def _value(node: ast.expr, known: Mapping[str, Callable[..., Any]]) -> Any:
         case ast.Call(ast.Name(name), arguments, keywords) if name in known and all(one.arg for one in keywords):
             named = {str(one.arg): _value(one.value, known) for one in keywords}
             return known[name](*(_value(one, known) for one in arguments), **named)
-    raise ExpressionError(f"{ast.unparse(node)[:200]} is none of tfdist's own choices with literal arguments")
+    raise ExpressionError(f"{ast.unparse(node)[:200]} is not one of tfdist's own choices with literal arguments")

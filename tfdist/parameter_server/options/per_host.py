@@ -41,8 +41,8 @@ class PerHost(SnapshotOptions):
             )
         if not isinstance(self.synchronization.late, Unscaled):
             raise ValueError(
-                "PerHost(synchronization=…) takes no late=: what late gradients are worth is for the roots to say, by "
-                f"the strategy's synchronization=; got {self.synchronization!r}"
+                "PerHost(synchronization=…) takes no late=, because the root servers scale late gradients: give late= "
+                f"to the strategy's synchronization=; got {self.synchronization!r}"
             )
         if not isinstance(self.roots, int) or isinstance(self.roots, bool) or self.roots < 1:
             raise ValueError(f"PerHost(roots=…) must be a whole number of at least 1; got {self.roots!r}")

@@ -82,8 +82,8 @@ class Options(msgspec.Struct, frozen=True):
             except ExpressionError:
                 pass
         raise TfdistError(
-            f"{name} is {getattr(self, name)[:200]} in the workers' script, of a class that is not tfdist's own: "
-            "`tfdist serve` cannot have it. Run the script on the parameter servers, too."
+            f"{name} is {getattr(self, name)[:200]} in the workers' script, an object of a class that is not tfdist's "
+            "own, which `tfdist serve` cannot make. Run the script on the parameter servers, too."
         )
 
 

@@ -197,7 +197,7 @@ class ParameterDecoder(_DifferenceMethods):
         if not count:
             self._has = {}
         elif count != self._count + 1:
-            raise ValueError(f"difference {count} after difference {self._count}")
+            raise ValueError(f"difference {count} came after difference {self._count}; expected the next one")
         self._count = count
         for place, array in left.items():
             if self.is_chosen(place):
@@ -205,7 +205,7 @@ class ParameterDecoder(_DifferenceMethods):
         for place, payload in zip(packed, arrays[cut:], strict=True):
             method, has = self.difference_at(place, step), self._has.get(place)
             if method is None or has is None:
-                raise ValueError("a difference where none is expected: all tasks need the same Gradients(parameters=…)")
+                raise ValueError("got a difference, expected none: give all tasks the same Gradients(parameters=…)")
             try:
                 method.decode(payload, has, np.add)
             except Exception as error:  # NumPy raises many types of errors for invalid bytes

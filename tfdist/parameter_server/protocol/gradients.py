@@ -77,12 +77,12 @@ class PushedGradients:
         if len(kinds) != len(shapes.shapes):
             raise ValueError(f"{len(kinds)} gradients for {len(shapes.shapes)} variables")
         if "packed" in kinds:
-            raise ValueError("a packed gradient, but this server was started without compression")
+            raise ValueError("got a packed gradient, but this server was started without compression")
         layout = shapes.layout(kinds)
         places = [place for place, kind in enumerate(kinds) if kind == "sparse"]
         expected = len(layout.dtypes) + 2 * len(places)
         if len(arrays) != expected:
-            raise ValueError(f"{len(arrays)} arrays for gradients that have {expected}")
+            raise ValueError(f"got {len(arrays)} arrays of gradients; expected {expected}")
         vectors, rest = list(arrays[: len(layout.dtypes)]), iter(arrays[len(layout.dtypes) :])
         layout.check(vectors)
         sparse = {place: (next(rest), next(rest)) for place in places}
@@ -104,7 +104,7 @@ def _check_rows(rows: np.ndarray, indices: np.ndarray, shape: tuple[int, ...]) -
     if not shape or indices.ndim != 1 or indices.dtype.kind not in "iu" or rows.shape != (len(indices), *shape[1:]):
         raise ValueError(f"rows of shape {rows.shape} with indices of shape {indices.shape} for a variable of {shape}")
     if indices.size and not 0 <= indices.min() <= indices.max() < shape[0]:
-        raise ValueError(f"rows from {indices.min()} to {indices.max()} of a variable of {shape[0]}")
+        raise ValueError(f"got rows from {indices.min()} to {indices.max()} of a variable with {shape[0]} rows")
 
 
 def distinct_rows(rows: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

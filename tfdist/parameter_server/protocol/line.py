@@ -200,8 +200,8 @@ def _bind(bound: zmq.Socket[bytes], address: str, whose: str) -> str:
             bound.bind(f"tcp://*:{port}")
     except zmq.ZMQError as error:
         raise TfdistError(
-            f"{whose} cannot listen at {address}: {error.strerror}. If another process uses the port, end that one "
-            "(`ss -ltnp` shows it) or give it another port, on every task."
+            f"{whose} cannot listen at {address}: {error.strerror}. If another process uses the port, end that process "
+            "(`ss -ltnp` shows it), or choose another port, on every task."
         ) from None
     endpoint = bytes(bound.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
     return f"{host}:{endpoint.rpartition(':')[2]}"

@@ -79,7 +79,9 @@ class CompressionMethods:
         schedule = self._schedules[place]
         choice = None if schedule is None else schedule.at(step)
         if isinstance(choice, FewerWorkers) or (choice is not None and choice.momentum):
-            raise ValueError(f"parameter servers cannot compress with {choice}: its workers take every step together")
+            raise ValueError(
+                f"parameter servers cannot compress with {choice}: it needs workers that take every step together"
+            )
         return choice
 
 
@@ -163,6 +165,6 @@ class Unpacker(CompressionMethods):
     def _decoded(self, place: int, payload: np.ndarray, step: int) -> np.ndarray:
         method, shape, dtype = self.at(place, step), self.shapes.shapes[place], self.shapes.dtypes[place]
         if method is None or payload.dtype != np.uint8 or payload.ndim != 1:
-            raise ValueError("a packed gradient where none is expected: all tasks need the same compression")
+            raise ValueError("got a packed gradient, expected a plain one: give all tasks the same compression")
         out = as_working(np.empty(int(np.prod(shape)), dtype))
         return method.decode(payload, out).astype(dtype).reshape(shape)

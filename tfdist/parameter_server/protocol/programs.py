@@ -89,8 +89,11 @@ def _difference(chief: Program, program: Program, place: int) -> str | None:
     )
     for number, (of_chief, one) in enumerate(zip_longest(expected.variables, own.variables, fillvalue="none"), 1):
         if of_chief != one:
-            return f"another model: variable {number} is {_quoted(one)}, the chief's is {_quoted(of_chief)}. {rest}"
-    return f"the model {_quoted(own.model)}, but the chief trains {_quoted(expected.model)}. {rest}"
+            return (
+                f"another model than the chief's: variable {number} is {_quoted(one)}, the chief's is "
+                f"{_quoted(of_chief)}. {rest}"
+            )
+    return f"this task trains the model {_quoted(own.model)}, but the chief trains {_quoted(expected.model)}. {rest}"
 
 
 def _quoted(text: Sequence[str]) -> str:

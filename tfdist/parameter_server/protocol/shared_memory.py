@@ -115,7 +115,7 @@ class Segment:
             InvalidMessageError: the locator does not fit this segment.
         """
         if not 0 <= locator.slot < self.slots or sum(map(_aligned, locator.sizes)) > self.area:
-            raise InvalidMessageError("a locator that is of another segment")
+            raise InvalidMessageError("a locator that belongs to another segment")
         places = self._places(locator.slot, is_answer, locator.sizes)
         views = [self._memory[place : place + size] for place, size in zip(places, locator.sizes, strict=True)]
         return [header, *(view.toreadonly() for view in views)]

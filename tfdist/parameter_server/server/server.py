@@ -220,7 +220,7 @@ class Server:
                 self._shards.heard(peer, message, arrays, lambda *answered: self._log.hold(partial(send, *answered)))
                 self._note(peer, message, frames)
         except Exception as error:  # a valid message that does not fit the state must not end the job of others
-            why = f"{type(message).__name__} fits nothing that is here: {type(error).__name__}: {error}"
+            why = f"{type(message).__name__} does not fit the state of this server: {type(error).__name__}: {error}"
             self._complain(InvalidMessageError(why[:_WHY_CHARACTERS]))
             send(Refused(message.id, why[:_WHY_CHARACTERS]), ())
         if isinstance(message, Leave):
@@ -253,4 +253,4 @@ class Server:
         peer = self._line.last_address
         if peer not in self._complained and len(self._complained) < _LOGGED:
             self._complained.add(peer)
-            log.warning("tfdist: the parameter server ignores invalid messages of %s: %s", peer, error)
+            log.warning("tfdist: the parameter server ignores invalid messages from %s: %s", peer, error)

@@ -192,11 +192,11 @@ class Shards:
         """
         key = message.model, message.occurrence
         if not _MODEL.fullmatch(message.model):
-            return Refused(message.id, "this is no name of a model: letters, digits and _-. only, at most 200")
+            return Refused(message.id, "not a valid name of a model: use at most 200 letters, digits, spaces and _-.")
         if key in self.over:
             later = [number for name, number in self._shards if name == message.model and number > message.occurrence]
             return Refused(
-                *(message.id, f"all others have finished training the model {message.model}"),
+                *(message.id, f"all other workers have finished training the model {message.model}"),
                 is_over=True,
                 newest=max(later, default=None),
             )

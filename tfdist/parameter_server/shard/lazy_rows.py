@@ -32,7 +32,9 @@ class LazyRows:
         try:
             self._optimizer(1, np.dtype(np.float32), True)
         except ValueError as error:
-            raise ValueError(f'sparse="lazy": {error} Or use sparse="exact".') from None
+            raise ValueError(
+                f'sparse="lazy" cannot be used with this optimizer (use sparse="exact"): {error}'
+            ) from None
 
     def update(
         self,

@@ -15,7 +15,7 @@ class PrivateValues:
         Raises:
             ValueError: always.
         """
-        raise ValueError("this server has its values for itself: not with Hogwild()")
+        raise ValueError("this server has no shared memory: give all tasks pushes=Hogwild()")
 
     def settle(self, ledger: Ledger) -> None:
         """Does nothing: workers make no updates that the ledger lacks."""

@@ -141,8 +141,8 @@ class _Block:
         name = type(self.optimizer).__name__
         if wrong := [tuple(one.shape) for one in slots if one.shape[0] != self.rows]:
             raise ValueError(
-                f"{name} keeps state of shape {wrong[0]} for a variable of shape {shape}: not one for each row. It "
-                "cannot update an embedding by rows."
+                f"{name} keeps state of shape {wrong[0]} for a variable of shape {shape}, which is not one entry "
+                "for each row: it cannot update single rows of an embedding"
             )
         self.initial = [_initial(name, to_array(one.value.value()), noise) for one in slots]
         self.slot_shapes = [tuple(one.shape[1:]) for one in slots]
@@ -223,7 +223,10 @@ def _initial(name: str, slot: np.ndarray, values: np.ndarray) -> Initial:
         return None
     first = slot.reshape(-1)[:1]
     if not (slot == first).all():
-        raise ValueError(f"{name} begins with slots that depend on the whole variable; expected one number or the row")
+        raise ValueError(
+            f"{name} computes the first values of slots from the whole variable; expected one number, or the values of "
+            "the row"
+        )
     return float(first[0])
 
 
@@ -236,12 +239,12 @@ def _check_arguments(optimizer: Any) -> None:
     name = type(optimizer).__name__
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
-            f"{name} skips a step if any gradient is not finite, of which a server sees some. Scale losses on the "
-            "workers, and give its inner optimizer to the embedding."
+            f"{name} skips a step if any gradient is not finite, but a server sees only some gradients: scale losses "
+            "on the workers, and give its inner optimizer to the embedding"
         )
     for argument, why in (
-        ("clipnorm", "the norm is that of the whole gradient, of which a server has some rows; clipvalue= can be used"),
-        ("global_clipnorm", "the norm is that of all gradients, of which a server has some; clipvalue= can be used"),
+        ("clipnorm", "it needs the norm of the whole gradient, and a server has only some rows; use clipvalue="),
+        ("global_clipnorm", "it needs the norm of all gradients, and a server has only some; use clipvalue="),
         ("use_ema", "rows that are not updated would keep old averages"),
         ("gradient_accumulation_steps", "gradients of rows that the last of these steps does not touch would be late"),
     ):

@@ -46,7 +46,7 @@ from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.snapshots.sharded import PartState, ShardState
 
 IMPORT_IT = (
-    " The parameter servers have to import the module that defines it: above the strategy in the script, or with "
+    " Import the module that defines it on the parameter servers, too: above the strategy in the script, or with "
     "`tfdist serve --import MODULE`."
 )
 

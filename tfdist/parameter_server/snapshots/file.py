@@ -248,8 +248,8 @@ class _Archive:
                 if slot.shape != part.value.shape:
                     raise SnapshotError(
                         f"the variable {part.path!r} of the snapshot {self._path} cannot be split over servers: its "
-                        f"slot {name!r} has the shape {slot.shape}, the variable {part.value.shape}. Use the number of "
-                        "servers that the snapshot is of, or an optimizer whose slots have their variables' shapes."
+                        f"slot {name!r} has the shape {slot.shape}, the variable {part.value.shape}. Use as many "
+                        "servers as wrote the snapshot, or an optimizer whose slots have their variables' shapes."
                     )
         slots = {name: self.array(slot, rows) for name, slot in part.slots.items()}
         return PartState(part.path, begin, end, part.rows, self.array(part.value, rows), slots)

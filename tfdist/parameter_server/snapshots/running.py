@@ -71,7 +71,7 @@ class Snapshots:
             try:
                 deals = file.describe(one.path).deals
             except (SnapshotError, file.DamagedError, OSError) as error:
-                log.warning("tfdist: %s is passed over: %s", one.path, error)
+                log.warning("tfdist: the snapshot %s is skipped: %s", one.path, error)
                 continue
             if deals is not None:  # snapshots of tables have no dealer's state
                 return deals

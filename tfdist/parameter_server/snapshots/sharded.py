@@ -138,7 +138,7 @@ def read(folder: Path, digest: str, wanted: Sequence[Rows]) -> ShardState | None
             return _read(folder, digest, wanted, damaged)
         except DamagedError as error:
             damaged[error.path] = str(error)
-            log.warning("tfdist: the snapshot %s cannot be read (%s); trying those before", error.path, error)
+            log.warning("tfdist: the snapshot %s cannot be read (%s); trying earlier ones", error.path, error)
 
 
 @dataclass(frozen=True)

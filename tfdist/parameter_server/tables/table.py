@@ -57,7 +57,7 @@ class Table:
         if not isinstance(dim, int) or dim < 1:
             raise ValueError(f"dim must be a whole number of at least 1; got {dim!r}")
         if dtype not in ("float32", "float64"):
-            raise ValueError(f"rows are of float32 or float64; got {dtype!r}")
+            raise ValueError(f'dtype must be "float32" or "float64"; got {dtype!r}')
         self.evicted = 0
         self.dropped = 0
         self._dim = dim
@@ -371,6 +371,6 @@ def _described(array: tuple[np.dtype, tuple[int, ...]] | None) -> str:
 
 def _check_keys(keys: np.ndarray) -> None:
     if keys.dtype != np.int64:
-        raise TypeError(f"keys are int64; got {keys.dtype}")
+        raise TypeError(f"keys must be int64; got {keys.dtype}")
     if keys.ndim != 1:
-        raise ValueError(f"keys have one dimension; got the shape {keys.shape}")
+        raise ValueError(f"keys must have one dimension; got the shape {keys.shape}")

@@ -219,7 +219,7 @@ class Tables:
             expected, found = getattr(served.described, name), getattr(message, name)
             if expected != found:
                 raise ValueError(
-                    f"expected {name} {expected}, as of worker {served.described.worker}; got {found}. Every task must "
+                    f"expected {name} {expected}, as on worker {served.described.worker}; got {found}. Every task must "
                     "build the same layers in the same order, or give them names."
                 )
         counts = message.worker == _CHIEF or served.optimizer is None
@@ -240,7 +240,9 @@ class Tables:
         snapshots = None if self._snapshots is None else self._snapshots(message.table)
         found = None if snapshots is None else snapshots.find()
         if not (1 <= message.dim <= _MOST_COLUMNS and 0 <= message.workers <= _MOST_WORKERS):
-            raise ValueError(f"a table of {message.dim} columns, which {message.workers} workers update together")
+            raise ValueError(
+                f"{message.dim} columns, or {message.workers} workers that update together, are out of range"
+            )
         known = message.optimizer if found is None else found.optimizer or None
         optimizer = deepcopy(known or placeholder())  # Keras changes the dictionary that it deserializes
         table = Table(message.dim, optimizer, message.initial, message.policy, message.dtype)
@@ -333,7 +335,7 @@ def _checked_update(served: Served, arrays: list[np.ndarray]) -> tuple[np.ndarra
     _check_values(served, gradients)
     served.table.check(keys, gradients)
     if served.optimizer is None:
-        raise ValueError("no worker has said by which optimizer it is updated")
+        raise ValueError("no worker has told this server by which optimizer the rows are updated")
     return keys, gradients
 
 

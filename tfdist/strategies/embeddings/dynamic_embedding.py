@@ -103,7 +103,7 @@ class DynamicEmbedding(keras.layers.Layer):
         if table is None:
             if tf.distribute.get_strategy().num_replicas_in_sync > 1:
                 raise ValueError(
-                    f"the layer {self.name} keeps its rows in one place, which replicas would update apart. Give the "
+                    f"without parameter servers, the layer {self.name} can be trained by one replica only. Give the "
                     'job parameter servers (`tfdist run --ps 1`, or a job "ps" in TF_CONFIG), or use '
                     "keras.layers.Embedding with a fixed size."
                 )

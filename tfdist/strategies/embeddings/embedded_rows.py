@@ -92,8 +92,8 @@ class EmbeddedRows:
         """
         if not isinstance(gradient, tf.IndexedSlices):
             raise TypeError(
-                "gradients of a DynamicEmbedding are tf.IndexedSlices of keys and their rows' gradients, and must "
-                f"reach the optimizer as such; got {type(gradient).__name__}"
+                "gradients of a DynamicEmbedding must reach the optimizer as they are, as tf.IndexedSlices of keys and "
+                f"their rows' gradients; got {type(gradient).__name__}"
             )
         with tf.init_scope():
             if self._known() is not optimizer:

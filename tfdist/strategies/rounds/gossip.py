@@ -177,7 +177,7 @@ def _check(
 ) -> None:
     if not isinstance(synchronization, Synchronization):
         raise TypeError(
-            f"{_HERE}(synchronization=…) is Synchronous(), BoundedStaleness(…) or Asynchronous() of "
+            f"{_HERE}(synchronization=…) must be Synchronous(), BoundedStaleness(…) or Asynchronous() of "
             f"tfdist.parameter_server; got {synchronization!r}"
         )
     if type(synchronization) not in (Synchronous, BoundedStaleness, Asynchronous) or (
@@ -186,13 +186,13 @@ def _check(
         raise ValueError(f"{_HERE} has no server, which {synchronization!r} needs: choose another synchronization=")
     waits = isinstance(synchronization, Synchronous)
     if not isinstance(overlap, bool):
-        raise TypeError(f"{_HERE}(overlap=…) is True or False; got {overlap!r}")
+        raise TypeError(f"{_HERE}(overlap=…) must be True or False; got {overlap!r}")
     if overlap and not waits:
-        raise ValueError(f"{_HERE}: overlap=True is of Synchronous(); got {synchronization!r}, which overlaps anyway")
+        raise ValueError(f"{_HERE}: overlap=True is for Synchronous(); got {synchronization!r}, which overlaps anyway")
     if compresses and not waits:
         raise ValueError(
-            f"{_HERE}: compressed differences have to be taken in by all neighbours, in each round: compression= needs "
-            f"Synchronous(); got {synchronization!r}"
+            f"{_HERE}: compression= needs Synchronous(), as all neighbours must receive the compressed differences of "
+            f"each round; got {synchronization!r}"
         )
     if (compresses or isinstance(synchronization, BoundedStaleness)) and not topology.is_static:
         what = "compression=" if compresses else "BoundedStaleness"
@@ -200,9 +200,9 @@ def _check(
             f"{_HERE}: {what} needs neighbours that are the same in all rounds, such as 'ring'; got {topology}"
         )
     if consensus_rate is not None and not compresses:
-        raise ValueError(f"{_HERE}: consensus_rate= is of compression=, which is None")
+        raise ValueError(f"{_HERE}: consensus_rate= needs compression=, which is None")
     if consensus_rate is not None and (not _is_number(consensus_rate) or not 0 < consensus_rate <= 1):
-        raise ValueError(f"{_HERE}(consensus_rate=…) is above 0 and at most 1; got {consensus_rate!r}")
+        raise ValueError(f"{_HERE}(consensus_rate=…) must be above 0 and at most 1; got {consensus_rate!r}")
 
 
 def _is_number(value: object) -> bool:

@@ -143,15 +143,16 @@ class LocalSGDStrategy(ProcessesInRounds):
 def _check(interval: Interval, start_after: int, slots: str, rule: object, streaming: object) -> None:
     where = "LocalSGDStrategy"
     if not isinstance(start_after, int) or isinstance(start_after, bool) or start_after < 0:
-        raise ValueError(f"{where}(start_after=…) is a number from 0; got {start_after!r}")
+        raise ValueError(f"{where}(start_after=…) must be a whole number of at least 0; got {start_after!r}")
     if slots not in ("keep", "average"):
-        raise ValueError(f"{where}(slots=…) is 'keep' or 'average'; got {slots!r}")
+        raise ValueError(f"{where}(slots=…) must be 'keep' or 'average'; got {slots!r}")
     if not isinstance(rule, Rule):
         raise TypeError(
-            f"{where}(rule=…) is a rule of tfdist.local_sgd, such as Outer(keras.optimizers.SGD(0.7)); got {rule!r}"
+            f"{where}(rule=…) must be a rule of tfdist.local_sgd, such as Outer(keras.optimizers.SGD(0.7)); got "
+            f"{rule!r}"
         )
     if not isinstance(streaming, Streaming):
-        raise TypeError(f"{where}(streaming=…) is a tfdist.local_sgd.Streaming; got {streaming!r}")
+        raise TypeError(f"{where}(streaming=…) must be a tfdist.local_sgd.Streaming; got {streaming!r}")
     streaming.check(interval)
     if slots == "average" and streaming != Streaming():
-        raise ValueError(f"{where}(slots='average') needs weights that are exchanged at once: no streaming=")
+        raise ValueError(f"{where}(slots='average') needs all weights to be exchanged at once: leave out streaming=")

@@ -169,8 +169,8 @@ def _checked(cluster: Cluster | None, quorum: int) -> Cluster | None:
     if cluster is None:
         if launcher.size() > 1:
             raise ClusterSpecError(
-                f"{STRATEGY} needs no MPI, and processes that mpiexec or srun has started cannot come again: start "
-                "each with TF_CONFIG, or all of them by `tfdist run`."
+                f"{STRATEGY} does not use MPI, because processes that mpiexec or srun has started cannot join again: start "
+                "each process with TF_CONFIG, or all of them by `tfdist run`."
             )
         return None
     if cluster.rank is None and cluster.task.job != "evaluator":
@@ -178,11 +178,11 @@ def _checked(cluster: Cluster | None, quorum: int) -> Cluster | None:
             f"{STRATEGY} trains on the chief and the workers of a cluster; this process is {cluster.task}."
         )
     if any(task.job == "ps" for task in cluster.tasks):
-        raise ClusterSpecError(
-            f"{STRATEGY} has no parameter servers, and the cluster names some: leave the job ps out."
-        )
+        raise ClusterSpecError(f"{STRATEGY} uses no parameter servers, but the cluster has some: leave out the job ps.")
     if quorum > cluster.size:
-        raise ValueError(f"{STRATEGY}(quorum={quorum}): the cluster has {cluster.size} training task(s) only")
+        raise ValueError(
+            f"{STRATEGY}(quorum={quorum}) is too large: the cluster has only {cluster.size} training task(s)"
+        )
     if cluster.rank is None or cluster.size < 2:
         return None
     return dataclasses.replace(cluster, has_elastic_workers=True)
@@ -198,15 +198,15 @@ def _members(cluster: Cluster | None, quorum: int, grace: float, timeouts: Timeo
 
 def _check(quorum: object, grace: object, rule: object) -> None:
     if not isinstance(quorum, int) or isinstance(quorum, bool) or quorum < 1:
-        raise ValueError(f"{STRATEGY}(quorum=…) is a number of processes from 1; got {quorum!r}")
+        raise ValueError(f"{STRATEGY}(quorum=…) must be a whole number of processes, at least 1; got {quorum!r}")
     if not isinstance(grace, (int, float)) or isinstance(grace, bool) or not grace > 0:
-        raise ValueError(f"{STRATEGY}(grace=…) is a number of seconds above 0; got {grace!r}")
+        raise ValueError(f"{STRATEGY}(grace=…) must be a number of seconds above 0; got {grace!r}")
     if not isinstance(rule, Averaging):
         raise TypeError(
-            f"{STRATEGY}(rule=…) is Averaging() or Outer(…) of tfdist.local_sgd, such as "
+            f"{STRATEGY}(rule=…) must be Averaging() or Outer(…) of tfdist.local_sgd, such as "
             f"Outer(keras.optimizers.SGD(0.7)); got {rule!r}"
         )
     if rule.mix is not None:
         raise ValueError(
-            f"{STRATEGY}(rule=…): nothing is computed while weights are exchanged: leave out mix={rule.mix}"
+            f"{STRATEGY}(rule=…): no steps are taken while weights are exchanged: leave out mix={rule.mix}"
         )

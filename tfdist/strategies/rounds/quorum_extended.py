@@ -158,8 +158,8 @@ class QuorumExtended(RoundsExtended, ElasticMembership):
         epoch = min([epoch, *(one for one in joined if one >= 0)])
         if epoch < 0 and not any(course.round or course.joined for course in self._courses_of_optimizers(model)):
             log.warning(
-                "tfdist: the other processes have ended this call of fit, and none is left that has its weights: "
-                "those of this process are as they were."
+                "tfdist: the other processes have ended this call of fit, and no process is left that has its weights: "
+                "this process keeps its own weights."
             )
         self._is_catching_up = epoch < 0
         return epoch
@@ -179,8 +179,8 @@ class QuorumExtended(RoundsExtended, ElasticMembership):
                 self._states[model].begin(self._progress_of(model))
         elif not self._refresh(model, self._quorums.members.grace):
             log.warning(
-                "tfdist: the chief has loaded no weights within %g s after this process should have got them; it gets "
-                "them in its next round, if they come.",
+                "tfdist: this process has waited for %g s for weights that the chief loads, but none came; it gets "
+                "them in its next round, if the chief loads any.",
                 self._quorums.members.grace,
             )
 

@@ -78,7 +78,7 @@ class ChiefStream(Batches):
             batch = None if self._iterator is None else next(self._iterator, None)
             if batch is None and step:
                 self._iterator = None
-                log.warning("tfdist: the data ended within an epoch of steps_per_epoch; `.repeat()` gives them no end.")
+                log.warning("tfdist: the data ended before the epoch's steps_per_epoch steps: use `.repeat()`.")
                 return
             if batch is None:
                 self._iterator = iter(self._data)

@@ -67,7 +67,8 @@ class _Step:
         if bound is not None and bound < _MIN_BOUND and len(self._optimizers) > 1:
             raise ValueError(
                 f"steps with several optimizers, as of a GAN, need BoundedStaleness({_MIN_BOUND}) or more; got "
-                f"BoundedStaleness({bound}): after a pause, a worker's clock may differ by {_MIN_BOUND} between them"
+                f"BoundedStaleness({bound}): after a pause, a worker's clocks may differ by {_MIN_BOUND} between "
+                "optimizers"
             )
 
     def ticket(self, waits: bool) -> tf.Tensor | None:
@@ -232,8 +233,8 @@ def _warn_only_chief_writes(extended: UpdatesOnServers, name: str) -> None:
     if name not in extended.reported:
         extended.reported.add(name)
         log.warning(
-            "tfdist: `model.%s` writes nothing on this worker: the chief writes, when its script calls it. Call it on "
-            "the chief, or on all workers to no effect on the others.",
+            "tfdist: `model.%s` writes nothing on this worker: the chief writes, when its script makes this call. Make "
+            "it on the chief; on other workers it has no effect.",
             name,
         )
 

@@ -150,7 +150,8 @@ class SharedDataHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
         _say_once(
             self.extended,
             f"the data of `fit` are not dealt out to the workers: {source}. Each worker trains on all that it is "
-            'given. Divide the data: data="own", and `dataset.shard(strategy.size, strategy.rank)` on each worker.',
+            'given. To divide the data, use data="own" and `dataset.shard(strategy.size, strategy.rank)` on each '
+            "worker.",
         )
         return None
 
@@ -239,8 +240,8 @@ def _source(extended: UpdatesOnServers, given: dict[str, Any]) -> Batches | str:
     if not isinstance(stream, str):
         _say_once(
             extended,
-            f"the chief reads the data of `fit`, and sends each batch to one worker: {source}. What other workers "
-            "give `fit` is not read.",
+            f"the chief reads the data of `fit`, and sends each batch to one worker: {source}. The data that other "
+            "workers give `fit` are not read.",
         )
     return stream
 

@@ -266,8 +266,8 @@ def _check(optimizer: Any, variables: list[Any], servers: int, clips: bool) -> N
     clips = clips and not optimizer.gradient_accumulation_steps
     if optimizer.global_clipnorm and servers > 1 and not clips:
         raise ValueError(
-            f"global_clipnorm needs the norm of an average that lies on {servers} parameter servers: use one server, "
-            "or clipnorm or clipvalue, or a mode that applies every gradient by itself, such as Asynchronous()"
+            f"global_clipnorm needs the norm of an average that is divided over {servers} parameter servers: use one "
+            "server, or clipnorm or clipvalue, or a mode that applies every gradient by itself, such as Asynchronous()"
         )
     overwritten = [variable.path for variable in variables if getattr(variable, "overwrite_with_gradient", False)]
     if overwritten:

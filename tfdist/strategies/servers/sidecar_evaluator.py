@@ -54,7 +54,7 @@ class SidecarEvaluator:
         if max_evaluations is not None and (
             not isinstance(max_evaluations, int) or isinstance(max_evaluations, bool) or max_evaluations < 1
         ):
-            raise ValueError(f"max_evaluations must be a number from 1, or None; got {max_evaluations!r}")
+            raise ValueError(f"max_evaluations must be a whole number of at least 1, or None; got {max_evaluations!r}")
         self._model = model
         self._extended = extended
         self._most = max_evaluations

@@ -359,13 +359,13 @@ def refused():
     with pytest.raises(ValueError, match="all_reduce in a step: under LocalSGDStrategy each process takes its steps"):
         fit(synchronized)
     for arguments, error, message in (
-        ({"sync_every": 0}, ValueError, "a number of steps from 1; got sync_every=0"),
+        ({"sync_every": 0}, ValueError, "a whole number of steps, at least 1; got sync_every=0"),
         ({"sync_every": 2.5}, ValueError, "got sync_every=2.5"),
-        ({"start_after": -1}, ValueError, "a number from 0; got -1"),
+        ({"start_after": -1}, ValueError, "a whole number of at least 0; got -1"),
         ({"slots": "reset"}, ValueError, "'keep' or 'average'; got 'reset'"),
         ({"rule": keras.optimizers.SGD(0.7)}, TypeError, "a rule of tfdist.local_sgd"),
         ({"sync_every": 8, "streaming": Streaming(4, delay=2)}, ValueError, "choose a delay below 2"),
-        ({"sync_every": 2, "streaming": Streaming(4)}, ValueError, "a round has only 2 steps"),
+        ({"sync_every": 2, "streaming": Streaming(4)}, ValueError, "at least one step for each fragment; got 2 steps"),
         ({"slots": "average", "streaming": Streaming(2)}, ValueError, "exchanged at once"),
         ({"compression": "int8"}, TypeError, "int8"),
         ({"algorithm": "star"}, ValueError, "star"),
@@ -377,7 +377,7 @@ def refused():
     with pytest.raises(ValueError, match="alpha above 0"):
         QuadraticRule(0.0)
     model = linear(tfdist.LocalSGDStrategy(sync_every=9, streaming=Streaming(3)))
-    with pytest.raises(ValueError, match="fragments=3 of a model with 2 trainable variables"):
+    with pytest.raises(ValueError, match="got fragments=3 and a model with 2"):
         fit(model)
 
 
