@@ -82,7 +82,7 @@ def test_steps_that_fit_does_not_know():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rule": "cubic"}, "knows the rules linear, sqrt; got 'cubic'"),
+        ({"rule": "cubic"}, "must be one of linear, sqrt; got 'cubic'"),
         ({"warmup_epochs": -1}, "warmup_epochs of at least 0"),
         ({"factor": 0}, "positive learning_rate and factor"),
     ],

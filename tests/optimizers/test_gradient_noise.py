@@ -314,16 +314,16 @@ def test_servers_have_no_gradients_of_whole_batches(monkeypatch):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: GradientNoise("sgd", 2), TypeError, "takes an optimizer of Keras 3.*got 'sgd'"),
+        (lambda: GradientNoise("sgd", 2), TypeError, "takes a Keras 3 optimizer.*got 'sgd'"),
         (lambda: GradientNoise(keras.optimizers.LossScaleOptimizer(SGD()), 2), TypeError, "write LossScaleOptimizer"),
-        (lambda: GradientNoise(GradientNoise(SGD(), 2), 2), TypeError, "is a GradientNoise already"),
+        (lambda: GradientNoise(GradientNoise(SGD(), 2), 2), TypeError, "is already a GradientNoise"),
         (lambda: GradientNoise(SGD(), 2, "full"), ValueError, "one of diagonal, trace, isotropic; got 'full'"),
-        (lambda: GradientNoise(SGD(), 0.5), ValueError, r"GradientNoise\(ratio=…\) is at least 1; got 0.5"),
-        (lambda: GradientNoise(SGD()), ValueError, "is at least 1; got None"),
+        (lambda: GradientNoise(SGD(), 0.5), ValueError, r"GradientNoise\(ratio=…\) must be at least 1; got 0.5"),
+        (lambda: GradientNoise(SGD()), ValueError, "must be at least 1; got None"),
         (lambda: GradientNoise(SGD(), 2, stddev=0.1), ValueError, "is for structure='isotropic'; got 0.1"),
-        (lambda: GradientNoise(SGD(), structure="isotropic"), ValueError, "takes stddev=…"),
+        (lambda: GradientNoise(SGD(), structure="isotropic"), ValueError, "needs stddev=…"),
         (lambda: GradientNoise(SGD(), 2, "isotropic", 0.1), ValueError, "no ratio; got stddev=0.1 and ratio=2"),
-        (lambda: applied(GradientNoise(SGD(), 2)), ValueError, "pass it gradient_accumulation_steps=…, of 2 or more"),
+        (lambda: applied(GradientNoise(SGD(), 2)), ValueError, "with gradient_accumulation_steps=… of at least 2"),
     ],
 )
 def test_what_is_refused(make, error, message):

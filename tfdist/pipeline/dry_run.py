@@ -119,6 +119,6 @@ def dry_run(table: Table, cost: Callable[[Action], float] = lambda action: 1.0, 
         if len(done) < len(row)
     ]
     if waiting:
-        reasons = "; ".join(f"worker {worker} waits before {action} for {one}" for worker, action, one in waiting)
+        reasons = "; ".join(f"worker {worker} cannot run {action} before {one}" for worker, action, one in waiting)
         raise DeadlockError(f"the table ends in a deadlock: {reasons}. Change the order of the actions.")
     return Timeline(tuple(map(tuple, spans)))

@@ -155,7 +155,7 @@ class PipelineExtended(AllReduceExtended, HasStages):
         if mesh.workers > 1:
             # Processes with the same stage count a step first, then those of a pipeline agree on it. Only then does
             # every process know of a wish to stop.
-            self._counts = Counts(mesh.replicas, "who has another batch", self.stopping.own, self.stopping.pass_on)
+            self._counts = Counts(mesh.replicas, "ranks with another batch", self.stopping.own, self.stopping.pass_on)
 
     @property
     def everyone(self) -> Exchange:
