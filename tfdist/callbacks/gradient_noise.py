@@ -63,7 +63,8 @@ class _OfGradients(keras.callbacks.Callback):
                 return None
             if not gradients.averages:
                 raise ValueError(
-                    f"{name} needs gradients that are averaged unchanged: leave out op=, average=, compression= and local_clip_…="
+                    f"{name} needs gradients that are averaged unchanged: leave out op=, average=, compression= and "
+                    "local_clip_…="
                 )
             if self._batch_size is None:
                 raise ValueError(
