@@ -42,7 +42,7 @@ def test_steps_of_ones_own():
         inputs = keras.Input((6,))
         model = Own(inputs, layers.Dense(3)(layers.Dense(2)(inputs)))
         model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="Own has a train_step of its own"):
+    with pytest.raises(ValueError, match="Own has its own train_step"):
         model.fit(X, Y, verbose=0)
 
 

@@ -68,7 +68,7 @@ class StageState:
             if variable.trainable:
                 raise ValueError(
                     f"a layer assigns to its trainable weight {variable.path} when it is called, which does not work "
-                    "with micro-batches: make the weight with trainable=False, or leave out the assignment"
+                    "with micro-batches: freeze the layer, or use another one"
                 )
             if _goes_on(variable):
                 self._now[id(variable)] = variable, value
