@@ -16,7 +16,7 @@ def test_a_process_alone_has_nothing_to_compare():
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.5, "8", True])
 def test_batch_sizes(batch_size):
-    with pytest.raises(ValueError, match=r"GradientNoiseScale\(batch_size=…\) is a number of samples from 1"):
+    with pytest.raises(ValueError, match=r"GradientNoiseScale\(batch_size=…\) must be a number of samples, at least 1"):
         tfdist.callbacks.GradientNoiseScale(batch_size=batch_size)
 
 

@@ -65,7 +65,7 @@ def test_what_a_person_reads():
     [
         (Subclassed, "has no graph of layers. Write it with the functional API"),
         (lambda: keras.Sequential([keras.layers.Dense(1)]), "is not built yet. Begin it with a keras.Input"),
-        (lambda: None, "got None, which is no Keras model"),
+        (lambda: None, "got None, which is not a Keras model"),
     ],
 )
 def test_models_without_a_graph(make, message):
@@ -75,7 +75,7 @@ def test_models_without_a_graph(make, message):
 
 @pytest.mark.parametrize("batch_size", [0, None, 2.0])
 def test_batches_that_cannot_be(batch_size):
-    with pytest.raises(ValueError, match=f"a number of samples from 1 on; got {batch_size}"):
+    with pytest.raises(ValueError, match=f"batch_size must be an integer of at least 1; got {batch_size}"):
         analyze(functional(), batch_size)
 
 

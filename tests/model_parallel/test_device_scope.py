@@ -204,7 +204,7 @@ def test_mixed_precision():
 
 @pytest.mark.parametrize("device", ["GPU:7", "CPU:9", "nonsense", "", "/job:worker/CPU:x"])
 def test_a_device_that_does_not_exist(device):
-    with pytest.raises(ValueError, match=r"expected a device of this process; got .* There are CPU:0, CPU:1, CPU:2"):
+    with pytest.raises(ValueError, match=r"expected a device of this process; got .* Choose from CPU:0, CPU:1, CPU:2"):
         device_scope(device).__enter__()
 
 

@@ -83,7 +83,7 @@ def test_a_device_that_is_missing_is_left_out(tmp_path, caplog):
             file.writestr(name, content)
     loaded = keras.saving.load_model(tmp_path / "other.keras")
     assert homes(loaded.variables) == ["CPU:0", "CPU:0", "CPU:2", "CPU:2"]
-    assert caplog.text.count("another device, which are left to Keras: expected a device of this process; got") == 1
+    assert caplog.text.count("is missing, and Keras places its layers: expected a device of this process; got") == 1
 
 
 PLAIN = """

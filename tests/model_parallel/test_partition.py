@@ -164,13 +164,13 @@ def test_what_a_person_reads(balance, capsys):
         ({}, "needs either devices, one for each stage, or the number of stages"),
         ({"devices": ["CPU:0"], "stages": 1}, "needs either devices"),
         ({"devices": ["CPU:0", "GPU:3"]}, "expected a device of this process; got 'GPU:3'"),
-        ({"stages": 7}, "expected 1 to 6 stages, as many as sequential.* makes calls; got 7"),
+        ({"stages": 7}, "expected 1 to 6 stages, at most one for each call of sequential.*; got 7"),
         ({"stages": 0}, "got 0"),
         ({"stages": 2, "balance": "speed"}, "got 'speed'"),
         ({"devices": 2}, "expects a list of devices, such as .'CPU:0', 'CPU:1', 'CPU:2'.; got 2"),
         ({"devices": "CPU:0"}, "expects a list of devices.*; got 'CPU:0'"),
         ({"devices": []}, "expects a list of devices.*; got ..$"),
-        ({"stages": 2, "batch_size": 0}, "batch_size is a number of samples from 1 on; got 0"),
+        ({"stages": 2, "batch_size": 0}, "batch_size must be an integer of at least 1; got 0"),
     ],
 )
 def test_bad_input(given, message):

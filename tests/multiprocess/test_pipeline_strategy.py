@@ -108,7 +108,7 @@ def test_pipelines_are_equal_to_plain_keras(size, check, trained):
 
 
 OTHER_DATA = "MismatchError rank {rank}: the processes of a pipeline have read different data"
-OTHER_LENGTH = "no one may have more of them, in an epoch or in a validation, than another"
+OTHER_LENGTH = "give all processes the same number of batches in each epoch and each validation"
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_rates_and_iterations_are_those_of_the_inner_optimizer():
     scheduled = GradientNoise(SGD(schedule, gradient_accumulation_steps=4), ratio=2)
     fit(model_with(scheduled))
     np.testing.assert_allclose(float(scheduled.learning_rate), 0.25)
-    with pytest.raises(ValueError, match="has a schedule of its own"):
+    with pytest.raises(ValueError, match="has its own schedule"):
         fit(model_with(scheduled), callbacks=[tfdist.callbacks.LearningRateScaling(0.1, factor=2)])
 
 
@@ -314,16 +314,16 @@ def test_servers_have_no_gradients_of_whole_batches(monkeypatch):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: GradientNoise("sgd", 2), TypeError, "takes an optimizer of Keras 3.*got 'sgd'"),
+        (lambda: GradientNoise("sgd", 2), TypeError, "takes a Keras 3 optimizer.*got 'sgd'"),
         (lambda: GradientNoise(keras.optimizers.LossScaleOptimizer(SGD()), 2), TypeError, "write LossScaleOptimizer"),
-        (lambda: GradientNoise(GradientNoise(SGD(), 2), 2), TypeError, "is a GradientNoise already"),
+        (lambda: GradientNoise(GradientNoise(SGD(), 2), 2), TypeError, "is already a GradientNoise"),
         (lambda: GradientNoise(SGD(), 2, "full"), ValueError, "one of diagonal, trace, isotropic; got 'full'"),
-        (lambda: GradientNoise(SGD(), 0.5), ValueError, r"GradientNoise\(ratio=…\) is at least 1; got 0.5"),
-        (lambda: GradientNoise(SGD()), ValueError, "is at least 1; got None"),
+        (lambda: GradientNoise(SGD(), 0.5), ValueError, r"GradientNoise\(ratio=…\) must be at least 1; got 0.5"),
+        (lambda: GradientNoise(SGD()), ValueError, "must be at least 1; got None"),
         (lambda: GradientNoise(SGD(), 2, stddev=0.1), ValueError, "is for structure='isotropic'; got 0.1"),
-        (lambda: GradientNoise(SGD(), structure="isotropic"), ValueError, "takes stddev=…"),
+        (lambda: GradientNoise(SGD(), structure="isotropic"), ValueError, "needs stddev=…"),
         (lambda: GradientNoise(SGD(), 2, "isotropic", 0.1), ValueError, "no ratio; got stddev=0.1 and ratio=2"),
-        (lambda: applied(GradientNoise(SGD(), 2)), ValueError, "pass it gradient_accumulation_steps=…, of 2 or more"),
+        (lambda: applied(GradientNoise(SGD(), 2)), ValueError, "with gradient_accumulation_steps=… of at least 2"),
     ],
 )
 def test_what_is_refused(make, error, message):

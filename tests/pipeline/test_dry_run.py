@@ -23,5 +23,5 @@ def test_what_is_kept_by_weight():
 
 def test_a_deadlock_names_who_waits_for_what():
     rows = [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
-    with pytest.raises(DeadlockError, match="worker 0 waits before 0B0 for 1B0; worker 1 waits before 1F1 for 0F1"):
+    with pytest.raises(DeadlockError, match="worker 0 cannot run 0B0 before 1B0; worker 1 cannot run 1F1 before 0F1"):
         dry_run(Table(rows, 2, 2))

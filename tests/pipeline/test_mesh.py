@@ -19,7 +19,7 @@ def test_every_process_has_a_place(ranks):
 
 def test_pipelines_of_unequal_length(ranks):
     def work(group):
-        with pytest.raises(ValueError, match=r"data=3\) divides 4 process.*one of \[1, 2, 4\]"):
+        with pytest.raises(ValueError, match=r"data=3\) cannot divide 4 process.*from \[1, 2, 4\]"):
             Mesh(group, 3)
 
     ranks(4)(work)

@@ -163,7 +163,7 @@ def test_a_table_that_ends_in_a_deadlock():
     model = network()
     stages = models.in_stages(ModelCalls(model), 2)
     table = Table([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]], 2, 2, stages.edges)
-    with pytest.raises(DeadlockError, match="worker 0 waits before 0B0 for 1B0"):
+    with pytest.raises(DeadlockError, match="worker 0 cannot run 0B0 before 1B0"):
         ModelSteps(model, stages, table, [0, 1], None)
 
 

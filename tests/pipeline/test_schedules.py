@@ -57,5 +57,5 @@ def test_forward_passes_alone():
 
 
 def test_stages_that_workers_do_not_divide():
-    with pytest.raises(ValueError, match="the same number on each worker; got 5 on 2 workers"):
+    with pytest.raises(ValueError, match="the same number on each worker; got 5 stages on 2 workers"):
         schedules.interleaved(5, 4, 2)

@@ -145,5 +145,5 @@ def test_a_layer_that_several_stages_call():
 
 def test_weights_that_a_call_assigns():
     model = keras.Sequential([keras.Input((4,)), layers.SpectralNormalization(layers.Dense(4)), layers.Dense(2)])
-    with pytest.raises(ValueError, match="kernel when it is called, while gradients of it are computed"):
+    with pytest.raises(ValueError, match="kernel when it is called, which does not work with micro-batches"):
         run(model)

@@ -59,5 +59,5 @@ def test_variables_of_layers_that_several_stages_call():
 @pytest.mark.parametrize("ends", [[], [1], [2, 1, 3], [0, 3], [1, 1, 3], [1, 4]])
 def test_places_where_stages_cannot_end(ends):
     model = keras.Sequential([keras.Input((4,)), *(layers.Dense(4) for _ in range(3))])
-    with pytest.raises(ValueError, match=r"stages end at places that rise to the 3 calls of the model; got \["):
+    with pytest.raises(ValueError, match=r"ends of stages must rise to the number of the model's calls, 3; got \["):
         Stages(ModelCalls(model), ends)

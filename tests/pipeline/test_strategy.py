@@ -177,9 +177,9 @@ def test_a_table_of_ones_own():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"stages": 0}, r"stages=….*from 1; got 0"),
+        ({"stages": 0}, r"stages=….*at least 1; got 0"),
         ({"micro_batches": 2.5}, r"micro_batches=….*got 2.5"),
-        ({"data": 2}, r"data=2\) divides 1 process.*one of \[1\]"),
+        ({"data": 2}, r"data=2\) cannot divide 1 process.*from \[1\]"),
         ({"schedule": "1F1B"}, r'schedule=….*"gpipe", "1f1b", "interleaved", "zero_bubble".*got \'1F1B\''),
         ({"cuts": "time"}, r"cuts=…"),
         ({"cuts": ["a", "b"]}, r"cuts make 3 stages"),

@@ -104,7 +104,7 @@ def test_a_task_without_mpi_leaves(monkeypatch):
         (KeyboardInterrupt(), "tfdist: rank 1 was interrupted.\n"),
         (
             PeerLostError("rank 0 failed: KeyboardInterrupt: "),
-            "tfdist: rank 1 ended, as rank 0 failed: KeyboardInterrupt.\n",
+            "tfdist: rank 1 ended, because rank 0 failed: KeyboardInterrupt.\n",
         ),
     ],
 )

@@ -23,9 +23,7 @@ def test_what_is_gone_is_an_error_that_says_which_version_to_use(owner):
 def test_other_parameters_are_an_error(owner, monkeypatch, parameters):
     monkeypatch.setitem(signatures._PARAMETERS, "Owner.told", [parameters, "self, what, more"])
     owner.told.__module__ = "keras.src.somewhere"
-    with pytest.raises(
-        ImportError, match=r"Owner.told takes \(self, what\); tfdist knows it with \(.*\) or \(self, wh"
-    ):
+    with pytest.raises(ImportError, match=r"Owner.told takes \(self, what\); tfdist expects \(.*\) or \(self, wh"):
         signatures.check(owner, "told")
     owner.told.__module__ = "another_plugin"
     assert signatures.check(owner, "told") is owner.told
@@ -36,4 +34,6 @@ def test_a_newer_keras_is_warned_of_once(monkeypatch, caplog, owner):
     monkeypatch.setattr(signatures.keras, "__version__", "3.99.1")
     for _ in range(2):
         assert signatures.check(owner, "told") is owner.told
-    assert [one.getMessage() for one in caplog.records] == ["tfdist: Keras 3.99.1 has not been tried; 3.15 has."]
+    assert [one.getMessage() for one in caplog.records] == [
+        "tfdist: Keras 3.99.1 has not been tried; the newest tried is 3.15."
+    ]

@@ -68,7 +68,7 @@ class CommitState(keras.callbacks.BackupAndRestore):
         failed, is_restored, epoch = exchange.broadcast(own).numpy().tolist()
         if failed:
             cause = f": {failure}" if failure else f"; see the error of rank {group.members[0]}"
-            raise RuntimeError(f"what was committed in {self.backup_dir} cannot be read{cause}") from failure
+            raise RuntimeError(f"the state committed in {self.backup_dir} cannot be read{cause}") from failure
         begin_at(self.model, epoch)
         if is_restored:  # also in epoch 0, of which some batches were trained
             for variable in [*self.model.variables, *self.model.optimizer.variables]:

@@ -170,7 +170,8 @@ class Communication(keras.callbacks.Callback):
             else "no rank was much slower than the others"
         )
         notice(
-            "tfdist: epoch %d: each process sent %.1f MiB%s, %.2f s communicating, %.0f %% of it hidden; %s%s.",
+            "tfdist: epoch %d: each process sent %.1f MiB%s and communicated for %.2f s, %.0f %% of it hidden by "
+            "computation; %s%s.",
             epoch + 1,
             figures["mib_sent"],
             f" (gradients compressed {ratio:.1f} ×)" if (ratio := figures.get("compression_ratio")) else "",

@@ -27,7 +27,9 @@ class _GradientStatistics(keras.callbacks.Callback):
         super().__init__()
         is_number = isinstance(batch_size, int) and not isinstance(batch_size, bool)
         if batch_size is not None and (not is_number or batch_size < 1):
-            raise ValueError(f"{type(self).__name__}(batch_size=…) is a number of samples from 1; got {batch_size!r}")
+            raise ValueError(
+                f"{type(self).__name__}(batch_size=…) must be a number of samples, at least 1; got {batch_size!r}"
+            )
         self._batch_size = batch_size
         self._summaries = Summaries(log_dir)
         self._at: DataParallel | GradientAverager | None = None
@@ -54,15 +56,20 @@ class _GradientStatistics(keras.callbacks.Callback):
         name = type(self).__name__
         optimizer = innermost(self.model.optimizer)
         if getattr(optimizer, "gradient_accumulation_steps", None):
-            raise ValueError(f"{name} measures gradients of a step; leave out gradient_accumulation_steps")
+            raise ValueError(f"{name} measures the gradients of single steps: leave out gradient_accumulation_steps")
         gradients = gradients_of(optimizer)
         if gradients is not None:
             if not has_others(self):
                 return None
             if not gradients.averages:
-                raise ValueError(f"{name} needs gradients that are averaged as they are, not compressed or combined")
+                raise ValueError(
+                    f"{name} needs gradients that are averaged unchanged: leave out op=, average=, compression= and "
+                    "local_clip_…="
+                )
             if self._batch_size is None:
-                raise ValueError(f"{name}(batch_size=…) needs the samples of a process in a step, without a strategy")
+                raise ValueError(
+                    f"without a strategy, {name} needs batch_size=…, the number of a process's samples in a step"
+                )
             gradients.samples = self._batch_size
             return gradients
         extended = current_strategy.of_model(self.model, DataParallel)
@@ -71,7 +78,9 @@ class _GradientStatistics(keras.callbacks.Callback):
             return None
         is_late = isinstance(extended, DelaysUpdates)
         if not extended.synchronizes_steps or extended.compressor is not None or is_late:
-            raise ValueError(f"{name} needs a strategy that sums gradients in each step, and does not compress them")
+            raise ValueError(
+                f"{name} needs a strategy that sums gradients in each step, without compression and without a delay"
+            )
         return extended
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -101,7 +110,10 @@ class _GradientStatistics(keras.callbacks.Callback):
         gradients = gradients_of(self.model.optimizer)
         if writes.is_writer if writes is not None else gradients is None or gradients.group.is_writer:
             if math.isinf(found):
-                notice("tfdist: epoch %d: the gradient is lost in its noise; any batch size pays.", epoch + 1)
+                notice(
+                    "tfdist: epoch %d: the gradient is too small to measure in its noise; any batch size pays off.",
+                    epoch + 1,
+                )
             else:
                 notice(f"tfdist: epoch %d: {self._advice}", epoch + 1, found)
             self._summaries.write(epoch, {f"gradients/{name}": figure for name, figure in figures.items()}, {})

@@ -46,7 +46,7 @@ class LearningRateScaling(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if rule not in _RULES:
-            raise ValueError(f"LearningRateScaling knows the rules {', '.join(_RULES)}; got {rule!r}")
+            raise ValueError(f"LearningRateScaling(rule=…) must be one of {', '.join(_RULES)}; got {rule!r}")
         if learning_rate <= 0 or warmup_epochs < 0 or (factor is not None and factor <= 0):
             raise ValueError(
                 "LearningRateScaling takes a positive learning_rate and factor, and warmup_epochs of at least 0; got "
@@ -71,8 +71,8 @@ class LearningRateScaling(keras.callbacks.Callback):
             has_others(self)
         if isinstance(scheduled(self.model.optimizer), keras.optimizers.schedules.LearningRateSchedule):
             raise ValueError(
-                "LearningRateScaling sets the learning rate, and the optimizer has a schedule of its own: give the "
-                "optimizer a number, or scale the schedule"
+                "LearningRateScaling sets the learning rate, but the optimizer has its own schedule: give the "
+                "optimizer a number as learning rate, or leave out the callback and scale the schedule"
             )
         self._is_over = self._was_warming = False
 

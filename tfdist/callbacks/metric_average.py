@@ -37,8 +37,8 @@ class MetricAverage(keras.callbacks.Callback):
         for rank, theirs in enumerate(everyone):
             if theirs != everyone[0]:
                 raise MismatchError(
-                    f"MetricAverage: rank 0 has logs of {everyone[0]}; rank {rank} of {theirs}. Compile the same "
-                    "metrics, and validate, on every process."
+                    f"MetricAverage: rank 0 has the logs {everyone[0]}; rank {rank} has {theirs}. Compile the same "
+                    "metrics on every process, and validate on all or on no process."
                 )
         own = np.array([[float(logs[name]) for name in names]])
         means = exchange.all_gather(tf.constant(own)).numpy().mean(axis=0)

@@ -75,7 +75,7 @@ class StalenessReport(keras.callbacks.Callback):
         if writes is not None and writes.is_writer:
             what = "updates old" if rounds is None else "rounds old"
             notice(
-                "tfdist: epoch %d: what was used of other processes was %.1f %s on average and %d at most.",
+                "tfdist: epoch %d: values from other processes were, when used, %.1f %s on average and %d at most.",
                 *(epoch + 1, figures["staleness"], what, figures["most_staleness"]),
             )
             self._summaries.write(
@@ -110,4 +110,4 @@ def _say_once() -> None:
     global _said
     if not _said:
         _said = True
-        notice("tfdist: the callback StalenessReport does nothing: nothing that is stale is used.")
+        notice("tfdist: the callback StalenessReport does nothing: training uses no stale values.")

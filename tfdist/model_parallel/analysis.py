@@ -63,7 +63,7 @@ class Analysis(CallGraph):
                 for part, cost in zip(one.parts, one.flops, strict=True)
             )
             console.print(
-                f"Side by side from {begin} to {one.end}: {parts}. On devices of their own they save "
+                f"Side by side from {begin} to {one.end}: {parts}. On separate devices they save "
                 f"{one.gain / self.work:.0%} of the work."
                 if self.work
                 else f"Side by side: {parts}"
@@ -117,7 +117,7 @@ def analysis_of(model_calls: ModelCalls, batch_size: int, open_size: int | None 
         ValueError: ``batch_size`` is not a positive number, or a shape is known at run time only.
     """
     if not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size is a number of samples from 1 on; got {batch_size!r}")
+        raise ValueError(f"batch_size must be an integer of at least 1; got {batch_size!r}")
     places = {key: place for place, call in enumerate(model_calls.calls) for key in call.outputs}
     shapes = shapes_of(model_calls, batch_size, open_size)
     seen: set[int] = set()

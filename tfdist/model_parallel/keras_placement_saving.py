@@ -151,5 +151,5 @@ def _here(device: str | None) -> str | None:
     except ValueError as error:
         if device not in _missing:
             _missing.add(device)
-            log.warning("tfdist: the model was saved with layers on another device, which are left to Keras: %s", error)
+            log.warning("tfdist: a device of the saved model is missing, and Keras places its layers: %s", error)
         return None

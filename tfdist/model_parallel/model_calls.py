@@ -203,7 +203,7 @@ def graph_of(model: Any) -> Any:
         return graph
     expected = "expected a Functional model, or a Sequential one with an Input; got"
     if not isinstance(model, keras.Model):
-        raise ValueError(f"{expected} {model!r}, which is no Keras model")
+        raise ValueError(f"{expected} {model!r}, which is not a Keras model")
     given = f"{expected} {model.name}, a {type(model).__name__},"
     if isinstance(model, keras.Sequential):
         raise ValueError(f"{given} which is not built yet. Begin it with a keras.Input, or build it.")

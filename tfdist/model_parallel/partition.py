@@ -136,14 +136,14 @@ def partition(
     if (names is None) == (stages is None):
         raise ValueError("tfdist.partition needs either devices, one for each stage, or the number of stages")
     if balance not in ("time", "memory", "flops"):
-        raise ValueError(f'tfdist.partition(balance=…) is "time", "memory" or "flops"; got {balance!r}')
+        raise ValueError(f'tfdist.partition(balance=…) must be "time", "memory" or "flops"; got {balance!r}')
     count = stages if names is None else len(names)
     model_calls = ModelCalls(model)
     analysis = analysis_of(model_calls, batch_size)
     if not isinstance(count, int) or not 1 <= count <= len(analysis.calls):
         raise ValueError(
-            f"tfdist.partition: expected 1 to {len(analysis.calls)} stages, as many as {model.name} makes calls; got "
-            f"{count!r}"
+            f"tfdist.partition: expected 1 to {len(analysis.calls)} stages, at most one for each call of {model.name}; "
+            f"got {count!r}"
         )
     if balance == "time":
         ends, costs = _agreed(*_by_time(model_calls, analysis, count, batch_size))

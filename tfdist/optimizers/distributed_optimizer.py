@@ -75,13 +75,13 @@ def DistributedOptimizer(
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
-            f"DistributedOptimizer takes an optimizer of Keras 3, such as keras.optimizers.Adam(); got {optimizer!r}. "
-            "Make one of a name by keras.optimizers.get(name)."
+            f"DistributedOptimizer takes a Keras 3 optimizer, such as keras.optimizers.Adam(); got {optimizer!r}. "
+            "Make one from its name with keras.optimizers.get(name)."
         )
     processes = engine_group(group, algorithm)
     inner = innermost(optimizer)
     if keras_optimizers.gradients_of(inner) is not None:
-        raise ValueError("the optimizer averages its gradients already: wrap it in DistributedOptimizer once")
+        raise ValueError("the optimizer averages its gradients already: wrap it in DistributedOptimizer only once")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step must be at least 1; got {backward_passes_per_step}")
     if backward_passes_per_step > 1:
@@ -107,7 +107,7 @@ def _accumulate(optimizer: Any, steps: int) -> None:
         )
     if optimizer.built and optimizer.gradient_accumulation_steps is None:
         raise ValueError(
-            "backward_passes_per_step needs room for the sums, which an optimizer makes when it is built; wrap it "
-            "before, or make it with gradient_accumulation_steps"
+            "backward_passes_per_step needs variables for the sums, which an optimizer makes when it is built: wrap it "
+            "before it is built, or make it with gradient_accumulation_steps"
         )
     optimizer.gradient_accumulation_steps = steps

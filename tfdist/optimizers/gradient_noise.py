@@ -87,7 +87,7 @@ class GradientNoise(keras.optimizers.Optimizer):
         if current_strategy.of_strategy(strategy_of(self), UpdatesOnServers) is not None:
             raise ValueError(
                 "GradientNoise adds noise to the gradients of an update, which are on the servers under "
-                "ParameterServerStrategy: give its model the inner optimizer"
+                "ParameterServerStrategy: compile the model with the inner optimizer alone"
             )
         self.inner_optimizer.build(variables)
         super().build(variables)
@@ -212,34 +212,34 @@ def _rank(optimizer: Any) -> Any:
 def _check(optimizer: Any, ratio: float | None, structure: str, stddev: float | None) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
-            f"GradientNoise takes an optimizer of Keras 3, such as keras.optimizers.SGD(0.1); got {optimizer!r}. Make "
-            "one of a name by keras.optimizers.get(name)."
+            f"GradientNoise takes a Keras 3 optimizer, such as keras.optimizers.SGD(0.1); got {optimizer!r}. Make "
+            "one from its name with keras.optimizers.get(name)."
         )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise TypeError(
-            "GradientNoise adds noise to gradients that are not scaled any more: write "
+            "GradientNoise adds noise to gradients after the loss scale is taken out of them: write "
             "LossScaleOptimizer(GradientNoise(optimizer, …)) instead of GradientNoise(LossScaleOptimizer(optimizer), …)"
         )
     if isinstance(optimizer, GradientNoise):
-        raise TypeError("GradientNoise takes an optimizer without noise; got one that is a GradientNoise already")
+        raise TypeError("GradientNoise takes an optimizer without noise; got one that is already a GradientNoise")
     if structure not in STRUCTURES:
-        raise ValueError(f"GradientNoise(structure=…) is one of {', '.join(STRUCTURES)}; got {structure!r}")
+        raise ValueError(f"GradientNoise(structure=…) must be one of {', '.join(STRUCTURES)}; got {structure!r}")
     if structure == "isotropic":
         if ratio is not None or stddev is None or not stddev >= 0:
             raise ValueError(
-                "GradientNoise(structure='isotropic') takes stddev=…, of at least 0, and no ratio; got "
+                "GradientNoise(structure='isotropic') needs stddev=… of at least 0, and takes no ratio; got "
                 f"stddev={stddev} and ratio={ratio}"
             )
     elif stddev is not None:
         raise ValueError(f"GradientNoise(stddev=…) is for structure='isotropic'; got {stddev} for {structure!r}")
     elif ratio is None or not ratio >= 1:
-        raise ValueError(f"GradientNoise(ratio=…) is at least 1; got {ratio}")
+        raise ValueError(f"GradientNoise(ratio=…) must be at least 1; got {ratio}")
 
 
 def _check_accumulation(optimizer: Any) -> None:
     if not optimizer.gradient_accumulation_steps:
         raise ValueError(
-            "GradientNoise measures the variance between gradients that are accumulated, and its inner optimizer "
-            f"{optimizer.name} accumulates none: pass it gradient_accumulation_steps=…, of 2 or more, and fit a "
-            "batch_size smaller by that factor"
+            "GradientNoise measures the variance between gradients that are accumulated, but its inner optimizer "
+            f"{optimizer.name} accumulates none: make that optimizer with gradient_accumulation_steps=… of at least 2, "
+            "and divide the batch_size of fit by the same number"
         )

@@ -53,7 +53,7 @@ class GradientAverager:
         is_differentiable: bool = False,
     ) -> None:
         if adaptive and compression is not None:
-            raise ValueError("Adasum combines gradients as they are: leave out the compression")
+            raise ValueError("Adasum combines only uncompressed gradients: leave out compression=")
         self.group = group
         self._sums = Sums(group)
         self._size = group.size
@@ -136,7 +136,7 @@ class GradientAverager:
         names = [_path(variable) for variable in variables]
         if self._adaptive and any(isinstance(value, tf.IndexedSlices) for value in values):
             raise TypeError(
-                "Adasum combines dense gradients, and an embedding has sparse ones: pass sparse_as_dense=True"
+                "Adasum combines only dense gradients, and an embedding has sparse ones: pass sparse_as_dense=True"
             )
         if self.norms is not None and values and self.averages:
             weight = tf.constant(1 / self._size, tf.float64)

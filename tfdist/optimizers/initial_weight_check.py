@@ -40,7 +40,7 @@ class InitialWeightCheck(keras.callbacks.Callback):
         everyone = Exchange(self._gradients.group).all_gather(tf.constant([own], tf.int64)).numpy()
         if (everyone != everyone[0]).any():
             log.warning(
-                "tfdist: the processes begin to train with different weights, which will stay different: "
-                "DistributedOptimizer averages gradients. Pass tfdist.callbacks.BroadcastVariables() to fit, or set "
-                "the same seed on every process before the model is made."
+                "tfdist: the processes begin to train with different weights, which will stay different, because "
+                "DistributedOptimizer averages only gradients. Pass tfdist.callbacks.BroadcastVariables() to fit, or "
+                "set the same seed on every process before the model is made."
             )

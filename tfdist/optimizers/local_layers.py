@@ -25,8 +25,8 @@ def warn(model: Any, processes: int) -> None:
         return
     _told.add(model)
     log.warning(
-        "tfdist: %s: synchronized=True has no effect with DistributedOptimizer, which averages gradients alone: the "
-        "statistics of a batch are those of each process's own. Train with tfdist.AllReduceStrategy to synchronize "
+        "tfdist: %s: synchronized=True has no effect with DistributedOptimizer, which averages only gradients: each "
+        "process normalizes by the statistics of its own batch. Train with tfdist.AllReduceStrategy to synchronize "
         "them.",
         ", ".join(names[:3]),
     )

@@ -35,7 +35,8 @@ def check(cuts: Any, stages: int) -> None:
     if isinstance(cuts, str):
         if cuts not in ("flops", "memory"):
             raise ValueError(
-                f'PipelineStrategy(cuts=…) is "flops" or "memory", which it balances, or a list of names; got {cuts!r}'
+                'PipelineStrategy(cuts=…) must be "flops" or "memory", the cost to balance, or a list of names; got '
+                f"{cuts!r}"
             )
         return
     if isinstance(cuts, Partition):
@@ -44,8 +45,8 @@ def check(cuts: Any, stages: int) -> None:
         made = len(cuts) + 1
     else:
         raise TypeError(
-            'PipelineStrategy(cuts=…) is "flops", "memory", names of the layers that stages begin with, or what '
-            f"tfdist.partition returns; got {cuts!r}"
+            'PipelineStrategy(cuts=…) must be "flops", "memory", a list of the names of the layers that stages but the '
+            f"first begin with, or the result of tfdist.partition; got {cuts!r}"
         )
     if made != stages:
         raise ValueError(f"PipelineStrategy(stages={stages}): the cuts make {made} stages; got {cuts!r}")
@@ -65,7 +66,7 @@ def ends_of(calls: ModelCalls, stages: int, cuts: Cuts) -> list[int]:
     """
     names = [call.name for call in calls.calls]
     if stages > len(names):
-        raise ValueError(f"{stages} stages need as many calls of layers at least; this model makes {len(names)}")
+        raise ValueError(f"{stages} stages need at least as many calls of layers; this model makes {len(names)}")
     if isinstance(cuts, str):
         costs = _costs(calls, cuts)
         # A small cost for each call, so that calls without a cost are spread over the stages, too.
@@ -75,15 +76,15 @@ def ends_of(calls: ModelCalls, stages: int, cuts: Cuts) -> list[int]:
         found = [name for stage in cuts.stages for name in stage.calls]
         if found != names:
             raise ValueError(
-                "PipelineStrategy(cuts=…): this partition is of a model with other calls; it begins with "
+                "PipelineStrategy(cuts=…): the partition was made for a model with other calls: it begins with "
                 f"{found[0]!r} and has {len(found)} calls, this model begins with {names[0]!r} and has {len(names)}"
             )
         return [sum(len(stage.calls) for stage in cuts.stages[: place + 1]) for place in range(stages)]
     begins = [_place(name, names) for name in cuts]
     if begins != sorted(set(begins)) or begins[:1] == [0]:
         raise ValueError(
-            f"PipelineStrategy(cuts={list(cuts)}): each stage begins behind the one before it; the model makes its "
-            f"calls in the order {', '.join(names)}"
+            f"PipelineStrategy(cuts={list(cuts)}): each cut must come after the one before it, and the first one after "
+            f"the first call; the model makes its calls in the order {', '.join(names)}"
         )
     return [*begins, len(names)]
 
@@ -93,14 +94,16 @@ def _costs(calls: ModelCalls, cuts: str) -> Sequence[Call]:
         return analysis_of(calls, batch_size=1, open_size=_OPEN_SIZE).calls
     except ValueError as error:
         raise ValueError(
-            f'PipelineStrategy(cuts="{cuts}"): what the calls of this model cost cannot be told, with {_OPEN_SIZE} for '
-            "sizes that its inputs leave open. Give them a known shape, or name the calls that stages but the first "
-            f"begin with: cuts=[…], of {', '.join(call.name for call in calls.calls)}"
+            f'PipelineStrategy(cuts="{cuts}"): the costs of the calls of this model are unknown, even with '
+            f"{_OPEN_SIZE} for sizes that its inputs leave open. Give the inputs a known shape, or name the calls that "
+            f"stages but the first begin with: cuts=[…], out of {', '.join(call.name for call in calls.calls)}"
         ) from error
 
 
 def _place(name: str, names: Sequence[str]) -> int:
     if name not in names:
         near = difflib.get_close_matches(name, names) or names
-        raise ValueError(f"PipelineStrategy(cuts=…): the model makes no call {name!r}; near it are {', '.join(near)}")
+        raise ValueError(
+            f"PipelineStrategy(cuts=…): the model makes no call {name!r}; use a name such as {', '.join(near)}"
+        )
     return names.index(name)

@@ -79,8 +79,8 @@ class _RemoteInitializer:
     def error(self) -> ElsewhereError:
         return ElsewhereError(
             f"the variable {self._variable.path} is held by {self._place}, not by this process. Compute with a model "
-            "in stages by fit, evaluate, predict and the like; read and assign its weights by get_weights, "
-            "set_weights, save and load_weights; all of these on all processes."
+            "in stages only by fit, evaluate, predict and the like; read and assign its weights only by get_weights, "
+            "set_weights, save and load_weights. Call each of these methods on all processes."
         )
 
 

@@ -121,6 +121,6 @@ def dry_run(
         if len(done) < len(row)
     ]
     if waiting:
-        reasons = "; ".join(f"worker {worker} waits before {action} for {one}" for worker, action, one in waiting)
+        reasons = "; ".join(f"worker {worker} cannot run {action} before {one}" for worker, action, one in waiting)
         raise DeadlockError(f"the table ends in a deadlock: {reasons}. Change the order of the actions.")
     return PipelineTimeline(tuple(map(tuple, spans)))

@@ -156,7 +156,7 @@ class PipelineExtended(AllReduceExtended, HasStages):
             # Processes with the same stage count a step first, then those of a pipeline agree on it. Only then does
             # every process know of a wish to stop.
             self._counts = CountReducer(
-                mesh.replicas, "who has another batch", self.stopping.own, self.stopping.pass_on
+                mesh.replicas, "ranks with another batch", self.stopping.own, self.stopping.pass_on
             )
 
     @property

@@ -32,8 +32,8 @@ from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import HasStages
 
 _SAME_BATCHES = (
-    "Under PipelineStrategy every process reads all batches, so that no one may have more of them, in an epoch or in a "
-    "validation, than another."
+    "Under PipelineStrategy every process reads all batches: give all processes the same number of batches in each "
+    "epoch and each validation."
 )
 
 
@@ -154,8 +154,8 @@ def _steps(model: Any, extended: HasStages) -> Any:
     ):  # fmt: skip
         if getattr(type(model), name) is not getattr(base, name):
             raise ValueError(
-                f"{type(model).__name__} has a {name} of its own, which would need the whole model in one process. "
-                "Under PipelineStrategy the steps are the pipeline's: use the loss and metrics of compile, or override "
+                f"{type(model).__name__} has its own {name}, which would need the whole model in one process. "
+                "PipelineStrategy makes the steps itself: use the loss and metrics of compile, or override "
                 "compute_loss."
             )
     return extended.steps_of(model)

@@ -32,8 +32,8 @@ class Mesh:
         if data < 1 or group.size % data:
             fits = [one for one in range(1, group.size + 1) if group.size % one == 0]
             raise ValueError(
-                f"PipelineStrategy(data={data}) divides {group.size} process(es) into {data} pipelines of equal "
-                f"length; data= may be one of {fits}"
+                f"PipelineStrategy(data={data}) cannot divide {group.size} process(es) into {data} pipelines of equal "
+                f"length; choose data= from {fits}"
             )
         self.all_processes = group
         self.data = data

@@ -85,7 +85,7 @@ class MicroBatches:
             if tensors[0] is None:
                 return None
             if tensors[0].shape.rank == 0:
-                raise ValueError("the outputs of a pipeline have samples along their first axis; got a scalar")
+                raise ValueError("the outputs of a pipeline must have samples along their first axis; got a scalar")
             whole = self._concatenated(tensors)
             masks = [backend.get_keras_mask(tensor) for tensor in tensors]
             if all(mask is not None for mask in masks):

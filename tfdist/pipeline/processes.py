@@ -37,7 +37,7 @@ class PipelineCollectives:
         self._name = name
         self._exchange = Exchange(group)
         stopping = stopping or Stopping()
-        self._counts = CountReducer(group, "what each has read", stopping.own, stopping.learn)
+        self._counts = CountReducer(group, "the data that each worker has read", stopping.own, stopping.learn)
         self._edges = Edges(group)
         self._bridges: dict[tuple[int, ...], Bridge] = {}
 
@@ -54,9 +54,8 @@ class PipelineCollectives:
         rows = self._counts.gather(tf.stack(_digest(data)))
         same = tf.reduce_all(tf.equal(rows, rows[:1]))
         message = (
-            f"{OTHER_DATA}: their batches differ in size or contents. Each process reads the data itself, so that it "
-            "has to read the same in the same order: give dataset.shuffle a seed, and random augmentation, too. Sizes "
-            "and digests by worker:"
+            f"{OTHER_DATA}: their batches differ in size or contents. Each process must read the same data in the "
+            "same order: give dataset.shuffle and random augmentation a seed. Sizes and digests by worker:"
         )
         checked = tf.debugging.Assert(same, [message, rows], summarize=-1)  # None, if it has run already
         with tf.control_dependencies([] if checked is None else [checked]):

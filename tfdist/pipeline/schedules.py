@@ -68,7 +68,9 @@ def interleaved(stages: int, micro_batches: int, workers: int, edges: Collection
         ValueError: ``workers`` does not divide ``stages``.
     """
     if stages % workers:
-        raise ValueError(f"interleaved stages need the same number on each worker; got {stages} on {workers} workers")
+        raise ValueError(
+            f"interleaved stages need the same number on each worker; got {stages} stages on {workers} workers"
+        )
     chunks = stages // workers
     # The number of groups of micro-batches. A worker takes a group through one of its stages before it goes on with the
     # next stage. A group has at least one micro-batch for each worker, if there are so many.

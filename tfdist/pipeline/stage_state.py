@@ -67,8 +67,8 @@ class StageState:
             value = scope.get_current_value(variable)
             if variable.trainable:
                 raise ValueError(
-                    f"a layer assigns to its weight {variable.path} when it is called, while gradients of it are "
-                    "computed: such a layer cannot be trained with micro-batches"
+                    f"a layer assigns to its trainable weight {variable.path} when it is called, which does not work "
+                    "with micro-batches: freeze the layer, or use another one"
                 )
             if _passes_between_micro_batches(variable):
                 self._now[id(variable)] = variable, value

@@ -35,7 +35,7 @@ class Stages:
     def __init__(self, calls: ModelCalls, ends: Sequence[int]) -> None:
         if list(ends) != sorted(set(ends)) or not ends or ends[0] < 1 or ends[-1] != len(calls.calls):
             raise ValueError(
-                f"stages end at places that rise to the {len(calls.calls)} calls of the model; got {list(ends)}"
+                f"ends of stages must rise to the number of the model's calls, {len(calls.calls)}; got {list(ends)}"
             )
         self.calls = calls
         self.count = len(ends)

@@ -286,7 +286,7 @@ class PipelinedStep:
         for key in made:
             if not isinstance(values[key], tf.Tensor):
                 raise TypeError(
-                    f"only dense tensors go from one stage to another; got a {type(values[key]).__name__} behind stage "
+                    f"only dense tensors go from one stage to another; got a {type(values[key]).__name__} from stage "
                     f"{stage}, which ends with {calls[-1].name}. Cut the model elsewhere."
                 )
         ends = [values[key] for key in made]

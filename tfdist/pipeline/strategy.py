@@ -117,7 +117,7 @@ class PipelineStrategy(tf.distribute.Strategy):
     ) -> None:
         for name, value in (("stages", stages), ("micro_batches", micro_batches), ("data", data)):
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"PipelineStrategy({name}=…) is a number from 1; got {value!r}")
+                raise ValueError(f"PipelineStrategy({name}=…) must be an integer of at least 1; got {value!r}")
         algorithms.check(algorithm)
         policy.as_policy(compression)  # raises its errors before waiting for other processes
         model_cuts.check(cuts, stages)
@@ -134,7 +134,7 @@ class PipelineStrategy(tf.distribute.Strategy):
         if mesh.workers > 1 and len(chosen) > 1:
             if devices is not None:
                 raise ValueError(
-                    f"PipelineStrategy(devices=…): the stages are on {mesh.workers} processes, each with one device; "
+                    f"PipelineStrategy(devices=…) must name one device, as the stages are on {mesh.workers} processes; "
                     f"got {list(devices)}"
                 )
             chosen = chosen[:1]
@@ -243,9 +243,10 @@ def _number_of_workers(schedule: Any, stages: int, mesh: Mesh, devices: int) -> 
     if not fits:
         size, data = mesh.all_processes.size, mesh.data
         raise ValueError(
-            f"PipelineStrategy: {size} process(es) with data={data} make pipelines of {mesh.workers}, which does not "
-            f"fit {expected}. Start stages × data = {stages * data} processes, or change stages= or data=; or start "
-            'one process, which then has all stages; schedule="interleaved" takes several stages on each process.'
+            f"PipelineStrategy: {size} process(es) with data={data} make pipelines of {mesh.workers} process(es), "
+            f"which does not fit {expected}. Start stages × data = {stages * data} processes, or change stages= or "
+            'data=; or start one process, which then has all stages; schedule="interleaved" takes several stages on '
+            "each process."
         )
     return mesh.workers
 
@@ -272,4 +273,6 @@ def _table_of(schedule: Any, stages: int, micro_batches: int, workers: int) -> C
         return schedule
     names = ", ".join(f'"{name}"' for name in _SCHEDULES)
     error = ValueError if isinstance(schedule, str) else TypeError
-    raise error(f"PipelineStrategy(schedule=…) is {names}, a Table, or a function that makes one; got {schedule!r}")
+    raise error(
+        f"PipelineStrategy(schedule=…) must be {names}, a Table, or a function that makes one; got {schedule!r}"
+    )

@@ -143,7 +143,7 @@ class Table:
         for stage, number in itertools.product(range(self.stages), range(self.micro_batches)):
             kinds = {kind for kind in Kind if Action(stage, kind, number) in places}
             if Kind.FORWARD not in kinds:
-                raise ValueError(f"the action {Action(stage, Kind.FORWARD, number)} is missing in the table")
+                raise ValueError(f"the action {Action(stage, Kind.FORWARD, number)} is missing from the table")
             if training and kinds not in ({Kind.FORWARD, Kind.BACKWARD}, {Kind.FORWARD, Kind.INPUTS, Kind.WEIGHTS}):
                 names = ", ".join(sorted(kind.value for kind in kinds))
                 raise ValueError(

@@ -22,5 +22,5 @@ def incompatible(what: str) -> IncompatibleKerasError:
     return IncompatibleKerasError(
         f"this version of tfdist does not fit Keras {keras.__version__} with TensorFlow {tf.__version__}: {what}. It "
         f"has been tried with Keras {TRIED[0]} to {TRIED[1]} and TensorFlow {TRIED_TENSORFLOW[0]} to "
-        f"{TRIED_TENSORFLOW[1]}: install these, as by `pip install 'keras=={TRIED[1]}.*'`, or a newer tfdist."
+        f"{TRIED_TENSORFLOW[1]}: install these, such as with `pip install 'keras=={TRIED[1]}.*'`, or a newer tfdist."
     )

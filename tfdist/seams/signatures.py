@@ -145,7 +145,7 @@ def check(owner: Any, name: str) -> Callable[..., Any]:
     is_original = re.match(r"(keras|tensorflow)\b", getattr(found, "__module__", None) or "") is not None
     if not known or not is_original or (own := parameters_of(found)) in known:
         return found
-    raise incompatible(f"{key} takes ({own}); tfdist knows it with ({') or ('.join(known)})")
+    raise incompatible(f"{key} takes ({own}); tfdist expects ({') or ('.join(known)})")
 
 
 @functools.cache
@@ -153,7 +153,7 @@ def _warn_of_untried() -> None:
     newest = tuple(int(part) for part in TRIED[1].split("."))
     own = tuple(int(part) for part in re.findall(r"\d+", keras.__version__)[:2])
     if own > newest:
-        log.warning("tfdist: Keras %s has not been tried; %s has.", keras.__version__, TRIED[1])
+        log.warning("tfdist: Keras %s has not been tried; the newest tried is %s.", keras.__version__, TRIED[1])
 
 
 def key_of(owner: Any, name: str) -> str:

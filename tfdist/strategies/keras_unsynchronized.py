@@ -76,7 +76,7 @@ def _warn(model: Any, strategy: Any, has_own_step: bool) -> None:
     elif strategy is None and not has_own_step:
         log.warning(
             "tfdist: this fit trains on this process alone: tfdist.init() enters the job but does not synchronize "
-            "fit. Build and compile the model inside `with tfdist.AllReduceStrategy().scope():`; or, if every "
-            "process reads a share of the data of its own, compile it with tfdist.DistributedOptimizer(optimizer) "
+            "fit. Build and compile the model inside `with tfdist.AllReduceStrategy().scope():`; or, if each "
+            "process reads its own share of the data, compile it with tfdist.DistributedOptimizer(optimizer) "
             "or call tfdist.all_reduce in a custom train_step."
         )

@@ -24,9 +24,9 @@ def test_alone():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="expects a list of devices, such as"):
         tfdist.AllReduceStrategy(devices=[])
-    with pytest.raises(ValueError, match=r"expected a device of this process; got 'GPU:7'. There are CPU:0"):
+    with pytest.raises(ValueError, match=r"expected a device of this process; got 'GPU:7'. Choose from CPU:0"):
         tfdist.AllReduceStrategy(devices=["CPU:0", "GPU:7"])
-    with pytest.raises(ValueError, match="names each device once; got"):
+    with pytest.raises(ValueError, match="must name each device once; got"):
         tfdist.AllReduceStrategy(devices=["CPU:0", "cpu:0"])
     with pytest.raises(ValueError, match=r"algorithm must be one of ring, .*; got 'rings'"):
         tfdist.AllReduceStrategy(algorithm="rings")

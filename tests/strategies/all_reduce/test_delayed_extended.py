@@ -30,13 +30,13 @@ def test_sums_belong_to_optimizers(model):
 def test_gradients_are_of_the_same_variables_in_each_step(model):
     extended = model.distribute_strategy.extended
     extended.delayed_sums(model.optimizer, model.trainable_variables)
-    with pytest.raises(ValueError, match="give it those of all its variables in each step"):
+    with pytest.raises(ValueError, match="give it the gradients of all its variables in each step"):
         extended.delayed_sums(model.optimizer, model.trainable_variables[:2])
 
 
 @pytest.mark.parametrize("delay", [2, -1, 0.5, "1", None])
 def test_delays(delay):
-    with pytest.raises(ValueError, match="is 0 or 1 steps; got"):
+    with pytest.raises(ValueError, match="must be 0 or 1 steps; got"):
         tfdist.AllReduceStrategy(delay=delay)
 
 

@@ -18,7 +18,7 @@ def test_alone(kind, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("kind", [tfdist.AllReduceStrategy, tfdist.LocalSGDStrategy])
 def test_devices(kind):
-    with pytest.raises(ValueError, match=rf"{kind.__name__}\(devices=…\) names each device once"):
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\(devices=…\) must name each device once"):
         kind(devices=["CPU:0", "cpu:0"])
     with pytest.raises(ValueError, match="expected a device of this process; got 'GPU:7'"):
         kind(devices=["GPU:7"])

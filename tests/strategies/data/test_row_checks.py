@@ -57,7 +57,9 @@ def test_a_model_of_fixed_rows_says_that_they_are_those_of_a_share(ranks, method
         return outcomes
 
     for (told,) in on_ranks(ranks(2), work):
-        assert told.startswith("the model accepts batches of 4 rows only, as its layers name them"), told
+        assert told.startswith(
+            "the model accepts only batches of 4 rows, because its inputs have batch_shape=(4, …)"
+        ), told
         assert "this replica got 2 rows" in told
 
 

@@ -143,7 +143,7 @@ def test_what_the_user_has_decided_on_memory_stays_so(monkeypatch):
 def test_what_tensorflow_uses_already_is_told(monkeypatch):
     gpus = Gpus(2).replace(monkeypatch)
     gpus.is_initialized = True
-    with pytest.raises(RuntimeError, match="made before TensorFlow uses a GPU"):
+    with pytest.raises(RuntimeError, match=r"TensorFlow already uses a GPU.* make the strategy first"):
         devices.own_devices(None, 0, 2)
     assert devices.own_devices(["GPU:1"], 0, 2) == ["GPU:1"]
     devices.hide_gpus()

@@ -71,7 +71,7 @@ def test_different_data_are_an_error_and_the_next_call_works(ranks, strategy):
     for rank, said in enumerate(ranks(2)(work)):
         assert said.startswith(
             f"rank {rank}: fit was called with different arguments on different ranks: x: arrays of 6 rows on rank(s) "
-            "[0], arrays of 8 rows on rank(s) [1]. Every process calls `fit` with the same data"
+            "[0], arrays of 8 rows on rank(s) [1]. Call `fit` with the same data"
         )
 
 

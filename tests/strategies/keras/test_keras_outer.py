@@ -101,7 +101,7 @@ def test_what_is_no_such_file_is_left(tmp_path, caplog):
     model.save_weights(path)
     (tmp_path / "a.weights.h5.outer.npz").write_bytes(b"nonsense")
     model.load_weights(path)
-    assert "does not hold states of outer optimizers" in caplog.text
+    assert "does not contain states of outer optimizers" in caplog.text
 
 
 def test_one_rank_reads_for_all(ranks, tmp_path):

@@ -327,7 +327,7 @@ def test_batches_with_other_rows_on_one_rank_are_an_error(ranks, method):
     for rank, said in enumerate(on_ranks(ranks(2), work)):
         assert said.startswith(
             f"rank {rank}: the batches of an epoch have different numbers of samples on different ranks: "
-            "18 on rank(s) [0], 17 on rank(s) [1]. Every process reads the same data"
+            "18 on rank(s) [0], 17 on rank(s) [1]. Give every rank the same data"
         )
 
 

@@ -28,8 +28,8 @@ from tfdist.parameter_server import Asynchronous, BoundedStaleness, SoftSync, Sy
         ({"compression": DeepGradientCompression(0.01)}, ValueError, "gossip cannot compress with DeepGradient"),
         ({"consensus_rate": "a", "compression": TopK(0.1)}, ValueError, "at most 1; got 'a'"),
         ({"consensus_rate": True, "compression": TopK(0.1)}, ValueError, "at most 1; got True"),
-        ({"group": [0, 1]}, TypeError, r"GossipStrategy\(group=…\) is a tfdist.Group; got \[0, 1\]"),
-        ({"consensus_rate": 0.5}, ValueError, "needs compression=, which is None"),
+        ({"group": [0, 1]}, TypeError, r"GossipStrategy\(group=…\) must be a tfdist.Group; got \[0, 1\]"),
+        ({"consensus_rate": 0.5}, ValueError, "needs compression="),
         ({"consensus_rate": 0.0, "compression": TopK(0.1)}, ValueError, "above 0 and at most 1; got 0.0"),
     ],
 )

@@ -116,7 +116,7 @@ class AllReduceStrategy(Processes):
     ) -> None:
         algorithms.check(algorithm)
         if not isinstance(delay, int) or delay not in (0, 1):
-            raise ValueError(f"AllReduceStrategy(delay=…) is 0 or 1 steps; got {delay!r}")
+            raise ValueError(f"AllReduceStrategy(delay=…) must be 0 or 1 steps; got {delay!r}")
         policy.as_policy(compression)  # raises its errors before waiting for other processes
         cluster = discovery.discover(cluster_resolver)
         timeouts = Timeouts.of(timeouts)
@@ -134,7 +134,7 @@ class AllReduceStrategy(Processes):
             tables = beside_all_reduce.tables(cluster, own, timeouts)
         options = compressor, check_weights, not sum_sparse_rows, tables, "CPU:0" if cpu_relocation else None
         if delay and len(chosen) > 1:
-            raise ValueError(f"AllReduceStrategy(delay=1) is for one device in each process; got {chosen}")
+            raise ValueError(f"AllReduceStrategy(delay=1) needs one device in each process; got {chosen}")
         made = DelayedExtended if delay else AllReduceExtended
         super().__init__(made(self, own, chosen, *options))
 

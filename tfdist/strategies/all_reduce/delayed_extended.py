@@ -32,9 +32,9 @@ class DelayedExtended(AllReduceExtended, DelaysUpdates):
             found = self._sums[optimizer] = DelayedSums(self.group, name, variables, self.compressor)
         if [id(one) for one in found.variables] != [id(one) for one in variables]:
             raise ValueError(
-                f"AllReduceStrategy(delay=1): the optimizer {optimizer.name} is given gradients of "
-                f"{[one.path for one in variables]}, and in another step of {[one.path for one in found.variables]}: "
-                "give it those of all its variables in each step, or use an optimizer for each"
+                f"AllReduceStrategy(delay=1): the optimizer {optimizer.name} got gradients of "
+                f"{[one.path for one in variables]}, but in another step of {[one.path for one in found.variables]}: "
+                "give it the gradients of all its variables in each step, or use one optimizer for each kind of step"
             )
         return found
 

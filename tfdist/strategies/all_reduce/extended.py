@@ -78,7 +78,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         self.exchange.broadcast_once(tf.constant(0), f"the settings of strategy {group.number('strategy')}", settings)
         self.bridge = Bridge(group)
         self.stopping = Stopping()
-        self._counts = CountReducer(group, "who has another batch", self.stopping.own, self.stopping.learn)
+        self._counts = CountReducer(group, "ranks with another batch", self.stopping.own, self.stopping.learn)
         self._local_only = 0
         self._reads_for_keras: StepCalls | None = None
         self._reads_in_order = False

@@ -65,8 +65,8 @@ def _check(optimizer: Any) -> None:
         what = "gradient_accumulation_steps" if getattr(one, "gradient_accumulation_steps", None) else what
     if what:
         raise ValueError(
-            f"AllReduceStrategy(delay=1) sums a step's gradients during the next one, which does not go together with "
-            f"{what} of the optimizer {optimizer.name}: leave one of the two out"
+            f"AllReduceStrategy(delay=1) sums a step's gradients during the next step, which does not work with "
+            f"{what} of the optimizer {optimizer.name}: leave out one of the two"
         )
 
 

@@ -50,12 +50,12 @@ class Processes(tf.distribute.Strategy):
             The processes that train this model together, and this process's devices.
         """
         if group is not None and not isinstance(group, Group):
-            raise TypeError(f"{type(self).__name__}(group=…) is a tfdist.Group; got {group!r}")
+            raise TypeError(f"{type(self).__name__}(group=…) must be a tfdist.Group; got {group!r}")
         if devices is not None:
             where = f"{type(self).__name__}(devices=…)"
             devices = device_names.all_resolved(where, devices)
             if len(set(devices)) < len(devices):
-                raise ValueError(f"{where} names each device once; got {devices}")
+                raise ValueError(f"{where} must name each device once; got {devices}")
         entered = world.train(cluster, timeouts)
         chosen = own_devices(devices, entered.local_rank, entered.local_size)
         keras_seams.install_for(self)

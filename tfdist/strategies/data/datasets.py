@@ -302,9 +302,9 @@ def warn_of_own_shards(dataset: tf.data.Dataset, processes: int, rank: int) -> N
         return
     if any(private.shard_of(part) == (processes, rank) for part in private.parts_of(dataset)):
         log.warning(
-            "tfdist: this dataset has been sharded for %d processes, and each process takes its part of every batch "
-            "of it once more: most samples are never trained on. Leave out `shard`; or give the shards to "
-            "strategy.distribute_datasets_from_function, whose batches are each process's own.",
+            "tfdist: this dataset has been sharded for %d processes, and each process takes only its share of each "
+            "batch of its shard: many samples are never trained on. Leave out `shard`; or return the sharded dataset "
+            "from the function given to strategy.distribute_datasets_from_function, which does not divide batches.",
             processes,
         )
 

@@ -11,14 +11,15 @@ from tfdist.private.models import layers_of
 from tfdist.strategies.data.shares import Share, batch_size, rows_of_components
 
 OTHER_ROWS = (
-    "a batch cannot be divided among processes and devices, because its components have different numbers of rows, so "
-    "that nobody knows which rows belong together. Give each process batches of its own "
-    "(strategy.distribute_datasets_from_function, or tfdist.DistributedOptimizer); or make it a ragged tensor, with a "
-    "row for each sample; or leave what all samples share, such as positions, to the model."
+    "a batch cannot be divided among processes and devices, because its components have different numbers of rows, and "
+    "it is not known which rows belong together. Give each process its own batches "
+    "(strategy.distribute_datasets_from_function, or tfdist.DistributedOptimizer); or make each component a tensor, "
+    "perhaps a ragged one, with one row for each sample; or move what all samples share, such as positions, into the "
+    "model."
 )
 """The beginning of the error about components with different numbers of rows."""
 
-FIXED_ROWS = "the model accepts batches of {} rows only, as its layers name them (batch_shape=({}, …)): of each batch,"
+FIXED_ROWS = "the model accepts only batches of {} rows, because its inputs have batch_shape=({}, …), but"
 """The beginning of the error about a share that does not have the model's fixed number of rows."""
 
 
@@ -106,6 +107,6 @@ def readable(error: tf.errors.InvalidArgumentError) -> ValueError | None:
 
 def _of_fixed_rows(text: str, got: int) -> ValueError:
     return ValueError(
-        f"{text} this replica got {got} rows. Each replica gets its share of a batch. Have the layers name the rows of "
-        "a share, batch_shape=(rows // strategy.num_replicas_in_sync, …); a smaller last batch does not fit."
+        f"{text} this replica got {got} rows, its share of a batch. Give the inputs the rows of a share, "
+        "batch_shape=(rows // strategy.num_replicas_in_sync, …), and leave out a smaller last batch."
     )

@@ -19,7 +19,7 @@ def resolved(device: str) -> str:
     here = [name for kind in ("CPU", "GPU", "TPU") for name in logical(kind)]
     found = _described(device) if isinstance(device, str) else None
     if found is None or found.removeprefix("/device:") not in here:
-        raise ValueError(f"expected a device of this process; got {device!r}. There are {', '.join(here)}.")
+        raise ValueError(f"expected a device of this process; got {device!r}. Choose from {', '.join(here)}.")
     return found
 
 

@@ -53,14 +53,14 @@ def _chosen(asked: Sequence[str] | None, local_rank: int, local_size: int) -> li
             tf.config.set_visible_devices(gpus[first : first + share], "GPU")
         except RuntimeError as error:
             raise RuntimeError(
-                "the strategy must be made before TensorFlow uses a GPU, to pin one to each process: make it the "
-                f"first thing after the imports ({error})"
+                "TensorFlow already uses a GPU, so that processes cannot be given different GPUs: make the strategy "
+                f"first, right after the imports ({error})"
             ) from None
     if not gpus and tf.config.list_physical_devices("TPU"):
         raise RuntimeError(
             "this machine has TPUs, on which tfdist does not train: its sums pass through functions on the host, which "
-            "programs compiled for TPUs cannot call. Use tf.distribute.TPUStrategy for the TPUs of one machine; or ask "
-            'for the CPU, by devices=["CPU:0"] (device="CPU:0" with parameter servers).'
+            "programs compiled for TPUs cannot call. Use tf.distribute.TPUStrategy for the TPUs of one machine; or "
+            'train on the CPU: pass devices=["CPU:0"] (device="CPU:0" with parameter servers).'
         )
     return device_names.logical("GPU") or ["CPU:0"]
 

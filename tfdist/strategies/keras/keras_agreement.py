@@ -22,7 +22,7 @@ from tfdist.strategies.keras import keras_steps
 from tfdist.tensors import unnumbered
 
 DATA_OF_THEIR_OWN = (
-    "If each process has data of its own, pass what strategy.distribute_datasets_from_function returns, or train with "
+    "If each process has its own data, pass the result of strategy.distribute_datasets_from_function, or train with "
     "tfdist.DistributedOptimizer."
 )
 """The end of errors about data that differ."""
@@ -67,13 +67,14 @@ def agree(model: Any, extended: DataParallel, method: str, given: dict[str, Any]
     if len(exchange.members) == 1 or extended.is_local_only:
         return
     facts = _facts(model, method, given)
-    differing = exchange.compare(f"what {method} is given", facts)
+    differing = exchange.compare(f"the arguments of {method}", facts)
     if not differing:
         return
     said = "; ".join(f"{name}: {by_value(values, exchange.members)}" for name, values in differing.items())
     raise MismatchError(
-        f"rank {exchange.rank}: {method} was called with different arguments on different ranks: {said}. Every process "
-        f"calls `{method}` with the same data and arguments, and takes its share of each batch. {DATA_OF_THEIR_OWN}"
+        f"rank {exchange.rank}: {method} was called with different arguments on different ranks: {said}. Call "
+        f"`{method}` with the same data and arguments on every rank; each takes its share of each batch. "
+        f"{DATA_OF_THEIR_OWN}"
     )
 
 
@@ -92,7 +93,7 @@ def _facts(model: Any, method: str, given: dict[str, Any]) -> dict[str, str]:
         names = ["epochs", "steps_per_epoch", "validation_freq", "validation_steps", "validation_batch_size"]
         names += ["validation_split", "shuffle"]
         facts.update({name: str(given[name]) for name in names})
-        facts["initial_epoch"] = "of the backup" if has_backup else str(given["initial_epoch"])
+        facts["initial_epoch"] = "from the backup" if has_backup else str(given["initial_epoch"])
         data = given["validation_data"]
         facts["validation_data"] = _described(data[0] if isinstance(data, (tuple, list)) else data)
     else:

@@ -88,7 +88,7 @@ def share(callback: Any, extended: DataParallel) -> None:
         known.extended = extended
     else:
         raise ValueError(
-            "this BackupAndRestore has backed up a training on parameter servers: make another one for this strategy"
+            "this BackupAndRestore has been used with parameter servers: make another one for this strategy"
         )
 
 
@@ -130,7 +130,7 @@ class _Shared:
                 raise
             failure = error
         status = tf.constant([0 if failure is None else 1, initial_epoch(model)], tf.int64)
-        status = extended.all_processes.broadcast_once(status, "what the backup holds", "int64 (2,)").numpy()
+        status = extended.all_processes.broadcast_once(status, "the state of the backup", "int64 (2,)").numpy()
         if failure is not None:
             raise RuntimeError(f"the backup in {callback.backup_dir} cannot be read: {failure}") from failure
         if status[0]:

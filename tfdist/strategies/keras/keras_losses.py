@@ -130,8 +130,8 @@ class _PartOfShare:
         of_batch = next(self._divisors, None)
         if of_batch is None:
             raise ValueError(
-                "a loss of a micro-batch divides by a sum of weights or a mask more often than the loss of the whole "
-                "batch: a loss or metric must have masks and sample weights in each part of a batch, or in none"
+                "the losses of a micro-batch divide by sums of weights or masks more often than those of the whole "
+                "batch: give each loss and metric masks and sample weights in all parts of a batch, or in no part"
             )
         return tf.math.divide_no_nan(tf.cast(divisor, tf.float64), of_batch) * self.inverse_weight()
 

@@ -173,7 +173,7 @@ def infer_merge_rule(variable: Any, values: Sequence[Any]) -> None:
             setattr(variable, MERGED_BY, "sum")
             log.warning(
                 "tfdist: the metric variable %s is overwritten in a step, not added to; the values of all replicas "
-                "are summed, which may be wrong. Keep a sum, a maximum or a minimum, or create it with "
+                "are summed, which may be wrong. Update it as a sum, a maximum or a minimum, or create it with "
                 "add_variable(aggregation='mean' or 'only_first_replica').",
                 variable.path,
             )

@@ -69,7 +69,9 @@ def restore(model: Any, extended: Ability, prefix: Any) -> None:
     try:
         states = _states(found.tobytes())
     except _DAMAGED as error:
-        log.warning("tfdist: %s does not hold states of outer optimizers (%s); training goes on without.", path, error)
+        log.warning(
+            "tfdist: %s does not contain states of outer optimizers (%s); training continues without them.", path, error
+        )
         return
     extended.restore_outer(model, states)
 

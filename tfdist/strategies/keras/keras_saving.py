@@ -235,7 +235,7 @@ def restore_residuals(compressor: Compressor, exchange: Exchange, group: Group, 
                 "tfdist: the residuals of compression saved beside %s are not used, because %s. Training continues "
                 "without them: the parts of gradients they held are lost.",
                 path,
-                f"those of rank(s) {missing} are missing" if missing else "they are of different steps",
+                f"those of rank(s) {missing} are missing or damaged" if missing else "they are of different steps",
             )
     if failure is not None:
         raise failure

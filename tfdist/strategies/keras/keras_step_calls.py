@@ -83,7 +83,7 @@ class StepCollectives(keras_hooks.ModelHooks[DataParallel]):
         for values in exchange.compare("the samples of an epoch", {"samples": samples}).values():
             raise MismatchError(
                 f"rank {exchange.rank}: the batches of an epoch have different numbers of samples on different ranks: "
-                f"{by_value(values, exchange.members)}. Every process reads the same data, and takes its share of each "
+                f"{by_value(values, exchange.members)}. Give every rank the same data; each takes its share of each "
                 f"batch. {DATA_OF_THEIR_OWN}"
             )
 

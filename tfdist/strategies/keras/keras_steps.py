@@ -64,9 +64,9 @@ def check_functions(model: Any, method: str) -> None:
     if name not in _made.get(model, ()):
         step = name.removeprefix("make_").replace("function", "step")
         raise TypeError(
-            f"{owner.__name__}.{name} makes a function of its own, which knows nothing of the shares of a batch that "
-            f"replicas get. Override {step}(data) instead, which each replica calls on its share; or write a loop of "
-            "your own around strategy.run."
+            f"{owner.__name__}.{name} makes its own step function, which cannot take the shares of a batch that "
+            f"replicas get. Override {step}(data) instead, which each replica calls on its share; or write your own "
+            "loop around strategy.run."
         )
 
 

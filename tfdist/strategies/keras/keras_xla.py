@@ -119,9 +119,9 @@ def _obstacle(model: Any, data: Any, extended: Ability | None) -> str | None:
     if not model.built:
         return "the model is not built before its first step"
     if not all(compiled_functions.can_take(one) for one in tf.nest.flatten(data)):
-        return "it takes no ragged or sparse tensors, and no strings"
+        return "XLA takes no ragged or sparse tensors, and no strings"
     if extended is not None and _are_elsewhere(model.variables, extended.worker_devices):
-        return "weights are on other devices than replicas"
+        return "the weights are on other devices than the replicas"
     return None
 
 
@@ -136,7 +136,7 @@ def _name_of(device: str) -> str:
 
 @functools.cache
 def _said(reason: str) -> None:
-    log.warning("tfdist: XLA does not compile a step of training as a whole: %s.", reason)
+    log.warning("tfdist: XLA does not compile a step of the model: %s.", reason)
 
 
 def _say(extended: Ability | None, reason: str) -> None:

@@ -169,8 +169,8 @@ def _checked(cluster: Cluster | None, quorum: int) -> Cluster | None:
     if cluster is None:
         if launcher.size() > 1:
             raise ClusterSpecError(
-                f"{STRATEGY} does not use MPI, because processes that mpiexec or srun has started cannot join again: start "
-                "each process with TF_CONFIG, or all of them by `tfdist run`."
+                f"{STRATEGY} does not use MPI, because processes that mpiexec or srun has started cannot join again: "
+                "start each process with TF_CONFIG, or all of them by `tfdist run`."
             )
         return None
     if cluster.rank is None and cluster.task.job != "evaluator":

@@ -194,9 +194,9 @@ def restarted():
 
 def refused():
     for delay in (2, -1, 0.5, "1"):
-        with pytest.raises(ValueError, match="is 0 or 1 steps; got"):
+        with pytest.raises(ValueError, match="must be 0 or 1 steps; got"):
             tfdist.AllReduceStrategy(delay=delay)
-    with pytest.raises(ValueError, match="for one device in each process"):
+    with pytest.raises(ValueError, match="needs one device in each process"):
         strategy(devices=["CPU:0", "CPU:1"])
     with pytest.raises(ValueError, match="loss scaling"):
         fit(linear(strategy(), optimizer=lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())))
