@@ -10,10 +10,10 @@ extends. If it lacks an ability, the seams that require the ability do what Kera
 | `UpdatesOnServers` | optimizers, whose updates are made by parameter servers; `evaluate`, `predict` and saving |
 | `DelaysUpdates` | optimizers, `evaluate`, the end of epochs: updates are a step late |
 | `TrainsInRounds` | optimizers, whose weights are exchanged after some steps; the end of epochs, `evaluate` |
-| `ComesAndGoes` | the beginning and end of `fit` and of epochs, which processes may reach at different times |
+| `ElasticMembership` | the beginning and end of `fit` and of epochs, which processes may reach at different times |
 | `HasStages` | steps of `fit`, `evaluate` and `predict`, weights, optimizers: a process holds a part of the model |
 
-`TrainsInRounds` and `ComesAndGoes`, which are `DataParallel` as well, are in `round_abilities.py`.
+`TrainsInRounds` and `ElasticMembership`, which are `DataParallel` as well, are in `round_abilities.py`.
 """
 
 from __future__ import annotations
