@@ -64,9 +64,14 @@ def model_of(name):
         return keras.Sequential(
             [
                 layers.Input((28, 28, 1)),
-                *(layers.Conv2D(6, 5, padding="same", activation="relu"), layers.AveragePooling2D(2)),
-                *(layers.Conv2D(16, 5, activation="relu"), layers.AveragePooling2D(2), layers.Flatten()),
-                *(layers.Dense(120, "relu"), layers.Dense(84, "relu"), layers.Dense(10)),
+                layers.Conv2D(6, 5, padding="same", activation="relu"),
+                layers.AveragePooling2D(2),
+                layers.Conv2D(16, 5, activation="relu"),
+                layers.AveragePooling2D(2),
+                layers.Flatten(),
+                layers.Dense(120, "relu"),
+                layers.Dense(84, "relu"),
+                layers.Dense(10),
             ]
         )
     x = tokens = layers.Input((LENGTH,), dtype="int32")

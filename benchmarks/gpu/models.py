@@ -11,7 +11,9 @@ def mlp():
     return keras.Sequential(
         [
             layers.Input((784,)),
-            *(layers.Dense(2048, "relu"), layers.Dense(2048, "relu"), layers.Dense(10)),
+            layers.Dense(2048, "relu"),
+            layers.Dense(2048, "relu"),
+            layers.Dense(10),
         ]
     )
 

@@ -119,8 +119,13 @@ class Communication(keras.callbacks.Callback):
         notice(
             "tfdist: epoch %d: the servers made %d updates, %.1f a second, of gradients with a staleness of %.1f on "
             "average and %d at most; they received %.1f MiB and sent %.1f MiB; no worker waited longer than %.2f s.",
-            *(epoch + 1, figures["updates"], figures["updates_per_second"]),
-            *(figures["staleness"], figures["most_staleness"], figures["mib_received"], figures["mib_sent"]),
+            epoch + 1,
+            figures["updates"],
+            figures["updates_per_second"],
+            figures["staleness"],
+            figures["most_staleness"],
+            figures["mib_received"],
+            figures["mib_sent"],
             figures["longest_wait"],
         )
         self._summaries.write(
@@ -142,7 +147,8 @@ class Communication(keras.callbacks.Callback):
         if extended.is_writer:
             notice(
                 "tfdist: epoch %d: this process took part in %d rounds, sent %.1f MiB, and spent %.2f s in them.",
-                *(epoch + 1, *figures.values()),
+                epoch + 1,
+                *figures.values(),
             )
             self._summaries.write(epoch, {f"communication/{name}": figure for name, figure in figures.items()}, {})
 

@@ -76,7 +76,10 @@ class StalenessReport(keras.callbacks.Callback):
             what = "updates old" if rounds is None else "rounds old"
             notice(
                 "tfdist: epoch %d: values from other processes were, when used, %.1f %s on average and %d at most.",
-                *(epoch + 1, figures["staleness"], what, figures["most_staleness"]),
+                epoch + 1,
+                figures["staleness"],
+                what,
+                figures["most_staleness"],
             )
             self._summaries.write(
                 epoch,

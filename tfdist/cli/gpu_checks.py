@@ -121,7 +121,11 @@ def trained(device: str) -> np.ndarray:
         model = keras.Sequential(
             [
                 layers.Input(images.shape[1:]),
-                *(layers.Conv2D(8, 3), layers.BatchNormalization(), layers.ReLU(), layers.Flatten(), layers.Dense(10)),
+                layers.Conv2D(8, 3),
+                layers.BatchNormalization(),
+                layers.ReLU(),
+                layers.Flatten(),
+                layers.Dense(10),
             ]
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

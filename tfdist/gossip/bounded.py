@@ -20,7 +20,8 @@ class BoundedStalenessMixing(Mixing):
         x_i ← x_i + W_ij / (1 + a) (x_j − x_i of that round).
 
     The later a correction, the less it counts, because late corrections overshoot: with a constant delay of a rounds
-    they converge up to a factor of 2 sin(π / (4 a + 2)), which is above 1 / (1 + a). A bound of 0 is `SynchronousMixing`.
+    they converge up to a factor of 2 sin(π / (4 a + 2)), which is above 1 / (1 + a). A bound of 0 is
+    `SynchronousMixing`.
 
     Args:
         lines: message channels to the neighbours.

@@ -378,7 +378,8 @@ class QuorumRounds(Course):
         log.warning(
             "tfdist: task %d has other values of %s than the other tasks, and takes over theirs. Give variables "
             "the same values on all tasks.",
-            *(self._members.task, self._trained.name),
+            self._members.task,
+            self._trained.name,
         )
         with self._lock:
             self._round = -1

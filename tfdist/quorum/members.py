@@ -176,15 +176,20 @@ class ClusterMembers(Members):
 
     def enlist(self, rounds: str, round: int, settings: str, needs_quorum: bool) -> Enlisted:
         """Joins rounds at the server; see `Members`."""
-        of = rounds, self.links.address, round, self._quorum if needs_quorum else 1, self.grace, settings
+        quorum = self._quorum if needs_quorum else 1
         what = f"a task that has a state of {rounds}"
-        return self._ask(lambda request: messages.Enlist(request, *of), Enlisted, what)
+        return self._ask(
+            lambda request: messages.Enlist(request, rounds, self.links.address, round, quorum, self.grace, settings),
+            Enlisted,
+            what,
+        )
 
     def ready(self, rounds: str, round: int, samples: int, ends: bool, checksum: int) -> Meeting:
         """Waits for a round to begin; see `Members`."""
-        of = rounds, round, samples, ends, self.fit, checksum
         what = f"a quorum of {self._quorum} task(s) for round {round} of {rounds}"
-        meeting = self._ask(lambda request: messages.Ready(request, *of), Meeting, what)
+        meeting = self._ask(
+            lambda request: messages.Ready(request, rounds, round, samples, ends, self.fit, checksum), Meeting, what
+        )
         self.others = meeting.epoch
         self.links.keep([partner.address for partner in meeting.partners])
         return meeting

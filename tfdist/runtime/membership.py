@@ -137,7 +137,8 @@ def _serve(cluster: Cluster, address: str, secret: bytes, timeouts: Timeouts) ->
         log.warning(
             "tfdist: the job's secret has %d characters, so few that it can be guessed from recorded network traffic. "
             'Make a secret of %d or more: python -c "import secrets; print(secrets.token_hex(16))".',
-            *(len(secret), LEAST_SECRET_BYTES),
+            len(secret),
+            LEAST_SECRET_BYTES,
         )
     names = [str(task) for task in cluster.tasks]
     return ServerProcess(listener, names, cluster.size, cluster.digest(), secret, timeouts, cluster.is_elastic)

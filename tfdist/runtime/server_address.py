@@ -52,7 +52,10 @@ def connection(
         return control.present.get(number, f"task {number}")  # a worker that the cluster does not name
 
     return Connection(
-        *(control.look_up(key), name, timeouts.heartbeat * (2 if has_copy else 1), Keys.of_secret(read_secret())),
+        control.look_up(key),
+        name,
+        timeouts.heartbeat * (2 if has_copy else 1),
+        Keys.of_secret(read_secret()),
         failure=failure,
         name_of=name_of,
         moved=lambda: control.known(key),

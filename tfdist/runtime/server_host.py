@@ -84,7 +84,8 @@ class Host:
             return
         log.warning(
             "tfdist: %s is lost: %s, which has a copy of its part of the model, takes over.",
-            *(self._tasks[self._other or 0], self._tasks[self._control.task]),
+            self._tasks[self._other or 0],
+            self._tasks[self._control.task],
         )
         self._template.take_over(shards)
         self._lead(shards, follower, keys)

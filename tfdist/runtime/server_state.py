@@ -84,8 +84,12 @@ class ServerStateFactory:
         if self._of_host is not None:
             chief = CHIEF if chief == self._of_host else None
         return Shards(
-            *(self._shard, Tables(self._of_table), deals),
-            *(self._names, self._servers, lambda: 0 in self._control.present),
+            self._shard,
+            Tables(self._of_table),
+            deals,
+            self._names,
+            self._servers,
+            lambda: 0 in self._control.present,
             chief,
         )
 
@@ -134,7 +138,12 @@ class ServerStateFactory:
         for place, root in enumerate(self._places.roots):
             made.append(
                 server_address.connection(
-                    *(self._control, self._tasks, root, f"ps {place}", self._timeouts, self._options.has_copies),
+                    self._control,
+                    self._tasks,
+                    root,
+                    f"ps {place}",
+                    self._timeouts,
+                    self._options.has_copies,
                     failure=lambda: self._control.failure or ended(),
                 )
             )
@@ -148,7 +157,9 @@ class ServerStateFactory:
         if self._found and name not in self._found:
             log.warning(
                 "tfdist: %s has snapshots of other models only (%s): the model %s starts without a snapshot.",
-                *(folder, ", ".join(self._found[:3]), name),
+                folder,
+                ", ".join(self._found[:3]),
+                name,
             )
         return Snapshots(folder / name, self.server, len(self._servers), seconds)
 

@@ -98,5 +98,6 @@ def _say_who_can_reach(address: str) -> None:
     log.warning(
         "tfdist: no job secret is set: %s (%s) can read and change the model. Set TFDIST_SECRET to the same value on "
         "every task.",
-        *(reach, address),
+        reach,
+        address,
     )

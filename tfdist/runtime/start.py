@@ -157,7 +157,11 @@ def _say_what_is_not_shared(sharing: Sharing) -> None:
     log.log(
         logging.WARNING if slow else logging.INFO,
         "tfdist: MPI shares no memory between rank %d and rank %d%s, though they run on one machine: %s. %s.",
-        *(one, other, more, why, what),
+        one,
+        other,
+        more,
+        why,
+        what,
     )
 
 

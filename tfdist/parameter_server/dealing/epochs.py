@@ -89,8 +89,7 @@ class SharedEpochs:
             stack.callback(self._taker.close)
             self._bringer = None
             if stream is not None:
-                of = worker, self._incarnation, fit
-                self._bringer = StreamReader(connect(), stream, *of, begun=self._begun)
+                self._bringer = StreamReader(connect(), stream, worker, self._incarnation, fit, begun=self._begun)
             stack.pop_all()
 
     def begin(self, epoch: int) -> None:
@@ -206,8 +205,17 @@ class SharedEpochs:
         plan = self._plan
 
         def begin(id: int) -> BeginEpoch:
-            of = id, self._worker, self._incarnation, self._fit, epoch
-            return BeginEpoch(*of, plan.samples, plan.batch_size, plan.seed, brings=self._bringer is not None)
+            return BeginEpoch(
+                id,
+                self._worker,
+                self._incarnation,
+                self._fit,
+                epoch,
+                plan.samples,
+                plan.batch_size,
+                plan.seed,
+                brings=self._bringer is not None,
+            )
 
         answer, _ = connection.request(begin)
         self._plan = Plan(plan.samples, plan.batch_size, answer.seed)

@@ -346,8 +346,12 @@ class HostShard(Shard):
             worker = self.ledger.workers.get(message.worker)
             self._traffic.sent += sum(array.nbytes for array in arrays)
             values = Values(
-                *(message.id, fetched.version, fetched.iterations, 0 if worker is None else worker.clock),
-                *(slots, scalars),
+                message.id,
+                fetched.version,
+                fetched.iterations,
+                0 if worker is None else worker.clock,
+                slots,
+                scalars,
                 edition=self.store.edition,
             )
             return values, arrays

@@ -94,7 +94,8 @@ _PER_HOST = _Choice("`PerHost`", "servers", lambda given: isinstance(given.serve
 EXCLUSIONS = (
     Exclusion(_PREFETCH, _ROUNDS, "a step begins only when the update of the step before has been applied"),
     Exclusion(
-        *(_SHARED, _OWN_UPDATES),
+        _SHARED,
+        _OWN_UPDATES,
         'the batches of each push of gradients are counted; use data="own", and give each worker its part of the data, '
         "such as dataset.shard(strategy.size, strategy.rank)",
     ),

@@ -68,8 +68,14 @@ def append_shard(append: Append, key: Key, shard: Shard) -> None:
         *key,
         () if shard.store is None else tuple(shard.store.held),
         {} if shard.store is None else shard.store.config,
-        *(slots, scalars, _ledger_state(shard.ledger), dict(shard.incarnations)),
-        *(_rows(shard.sequences), _rows(shard.applied), dict(shard.tickets.decisions), waiting),
+        slots,
+        scalars,
+        _ledger_state(shard.ledger),
+        dict(shard.incarnations),
+        _rows(shard.sequences),
+        _rows(shard.applied),
+        dict(shard.tickets.decisions),
+        waiting,
         arrays=[*state.arrays(), *(array for one in pushed for array in one.gradients.arrays())],
     )
 
@@ -86,7 +92,8 @@ def put_shard(shards: Shards, copy: ShardCopy, arrays: list[np.ndarray]) -> None
     cut = len(copy.held) + sum(map(len, copy.slots)) + len(copy.scalars)
     if copy.held:
         shard.make_store(
-            *(copy.held, copy.optimizer),
+            copy.held,
+            copy.optimizer,
             State.of_arrays(arrays[:cut], len(copy.held), copy.slots, copy.scalars),
         )
     books, ledger = copy.books, shard.ledger
@@ -167,7 +174,12 @@ def append_table(append: Append, served: Served) -> None:
     state = served.table.state()
     senders = tuple((worker, one.incarnation, one.looked_up, one.updated) for worker, one in served.senders.items())
     append(
-        *(TableCopy, served.described, served.optimizer, tuple(state), senders, _rows(served.sequences)),
+        TableCopy,
+        served.described,
+        served.optimizer,
+        tuple(state),
+        senders,
+        _rows(served.sequences),
         arrays=list(state.values()),
     )
 
@@ -204,8 +216,15 @@ def put_deals(shards: Shards, copy: DealsCopy) -> None:
 
 def _ledger_state(ledger: Ledger) -> LedgerState:
     return LedgerState(
-        *(ledger.version, tuple(ledger.awaited), tuple(ledger.idle), dict(ledger.workers), ledger.round),
-        *(tuple(ledger.done), dict(ledger.counted), dict(ledger.dropped), dict(ledger.staleness)),
+        ledger.version,
+        tuple(ledger.awaited),
+        tuple(ledger.idle),
+        dict(ledger.workers),
+        ledger.round,
+        tuple(ledger.done),
+        dict(ledger.counted),
+        dict(ledger.dropped),
+        dict(ledger.staleness),
     )
 
 

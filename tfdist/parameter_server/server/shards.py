@@ -196,7 +196,8 @@ class Shards:
         if key in self.over:
             later = [number for name, number in self._shards if name == message.model and number > message.occurrence]
             return Refused(
-                *(message.id, f"all other workers have finished training the model {message.model}"),
+                message.id,
+                f"all other workers have finished training the model {message.model}",
                 is_over=True,
                 newest=max(later, default=None),
             )

@@ -174,10 +174,10 @@ class Ledger:
         one = self.workers[worker]
         staleness = max(0, self.version - read)
         scale = self.synchronization.late.scale(staleness)
-        of = one.round
+        current = one.round
         if self.synchronization.in_rounds:  # a late worker goes on with the round of the others
-            one.sequence, one.clock, one.round = sequence, one.clock + 1, max(_next(of), self.round)
-            scale = None if of < self.round else scale or 0.0  # 0, not None: the round has to become complete
+            one.sequence, one.clock, one.round = sequence, one.clock + 1, max(_next(current), self.round)
+            scale = None if current < self.round else scale or 0.0  # 0, not None: the round has to become complete
         else:
             one.sequence, one.clock = sequence, max(clock, self.resume(worker)) + 1
         if scale is None:
@@ -185,7 +185,7 @@ class Ledger:
             return None
         self.counted[worker] += 1
         self.staleness[staleness] += 1
-        gradient = Gradient(worker, sequence, of, samples, staleness, scale)
+        gradient = Gradient(worker, sequence, current, samples, staleness, scale)
         self.waiting.append(gradient)
         return gradient
 
@@ -206,14 +206,16 @@ class Ledger:
         one.sequence = sequence
         if decision.clock is not None:
             one.clock, one.is_active = decision.clock, True
-        of = decision.round or one.round
+        current = decision.round or one.round
         if self.synchronization.in_rounds:
-            one.round = max(one.round, _next(of))
+            one.round = max(one.round, _next(current))
         staleness = max(0, self.version - read)
         self.counted[worker] += 1
         self.staleness[staleness] += 1
-        peers = (worker,) if of in self.done else decision.peers  # the round was applied while this worker was lost
-        gradient = Gradient(worker, sequence, of, samples, staleness, decision.scale, peers)
+        peers = (
+            (worker,) if current in self.done else decision.peers
+        )  # the round was applied while this worker was lost
+        gradient = Gradient(worker, sequence, current, samples, staleness, decision.scale, peers)
         self.waiting.append(gradient)
         return gradient
 
@@ -221,10 +223,10 @@ class Ledger:
         """Removes and returns the waiting gradients that make the next update; returns none while some are missing."""
         if decided := [gradient for gradient in self.waiting if gradient.peers]:
             rounds = sorted({gradient.round for gradient in decided})
-            of = next((one for one in rounds if not self._missing(one)), rounds[0])
-            ready = [gradient for gradient in self.waiting if gradient.round == of]
-            later = [gradient for gradient in self.waiting if gradient.round != of]
-            is_due = not self._missing(of)
+            first = next((one for one in rounds if not self._missing(one)), rounds[0])
+            ready = [gradient for gradient in self.waiting if gradient.round == first]
+            later = [gradient for gradient in self.waiting if gradient.round != first]
+            is_due = not self._missing(first)
         elif self.synchronization.in_rounds:
             self._begin_fit()
             ready = [gradient for gradient in self.waiting if gradient.round == self.round]
@@ -242,8 +244,8 @@ class Ledger:
         self.waiting = later
         self.version += 1
         if decided:
-            self.round = max(self.round, _next(of))
-            self.done.append(of)
+            self.round = max(self.round, _next(first))
+            self.done.append(first)
         elif self.synchronization.in_rounds:
             self.round = _next(self.round)
         return ready

@@ -229,13 +229,13 @@ class Shard:
         known = self.ledger.workers
         workers = tuple(
             WorkerReport(
-                *(
-                    number,
-                    number in known,
-                    number in known and (known[number].is_active or self.ledger.synchronization.in_rounds),
-                ),
+                number,
+                number in known,
+                number in known and (known[number].is_active or self.ledger.synchronization.in_rounds),
                 known[number].clock if number in known else 0,
-                *(self.ledger.counted[number], self.ledger.dropped[number], self._traffic.waited[number]),
+                self.ledger.counted[number],
+                self.ledger.dropped[number],
+                self._traffic.waited[number],
             )
             for number in sorted({*known, *self.ledger.counted, *self.ledger.dropped})
         )
@@ -332,11 +332,17 @@ class Shard:
             for held, value, slots in zip(self.store.held, state.values, state.slots, strict=True)
         )
         waiting = [(one.source[0], one.ticket) for one in self.pushed.values() if one.ticket is not None]
-        of = ShardState(
-            *(self.model, self.ledger.version, self.store.config, dict(state.scalars), parts),
-            *(dict(self.ledger.counted), dict(self.applied), self.tickets.books(waiting)),
+        written = ShardState(
+            self.model,
+            self.ledger.version,
+            self.store.config,
+            dict(state.scalars),
+            parts,
+            dict(self.ledger.counted),
+            dict(self.applied),
+            self.tickets.books(waiting),
         )
-        self.snapshots.write(of, (self.ledger.version, self.store.edition))  # assignments raise the edition only
+        self.snapshots.write(written, (self.ledger.version, self.store.edition))  # assignments raise the edition only
 
     def _push(self, message: Push, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None

@@ -31,8 +31,8 @@ class Tickets:
         """Returns whether a push is refused: its batch is neither committed by the worker nor the worker's any more."""
         if self.deals is None or message.ticket is None:
             return False
-        of = message.worker, message.ticket
-        return not self.deals.is_committed(*of) and not self.deals.may_commit(*of)
+        worker, ticket = message.worker, message.ticket
+        return not self.deals.is_committed(worker, ticket) and not self.deals.may_commit(worker, ticket)
 
     def counted(self, message: Push) -> Gradient | None:
         """Counts a push that is neither refused nor a duplicate.
@@ -59,16 +59,16 @@ class Tickets:
         """
         if self.deals is None or message.ticket is None:
             return False
-        of = message.worker, message.ticket
+        worker, ticket = message.worker, message.ticket
         if counted is None or not counted.scale:
-            if self.deals.is_committed(*of):
+            if self.deals.is_committed(worker, ticket):
                 return False
-            self.deals.give_back(*of)
+            self.deals.give_back(worker, ticket)
             return True
         round = counted.round if self.ledger.synchronization.in_rounds else None
         clock = self.ledger.workers[message.worker].clock
         self.decisions[message.worker] = message.sequence, Decision(clock, counted.scale, round)
-        self.deals.commit(*of)
+        self.deals.commit(worker, ticket)
         return False
 
     def updated(self, made_of: Collection[Gradient]) -> None:

@@ -128,7 +128,11 @@ def save(file: IO[bytes], state: ShardState) -> None:
 
     parts = tuple(
         StoredPart(
-            *(part.path, part.begin, part.end, part.rows, store(f"value:{part.path}", part.value)),
+            part.path,
+            part.begin,
+            part.end,
+            part.rows,
+            store(f"value:{part.path}", part.value),
             {name: store(f"slot:{part.path}:{name}", slot) for name, slot in part.slots.items()},
         )
         for part in state.parts

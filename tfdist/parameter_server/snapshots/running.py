@@ -55,7 +55,9 @@ class Snapshots:
         if state is not None:
             log.warning(
                 "tfdist: parameter server %d goes on from the snapshots in %s, with %d updates.",
-                *(self._server, self._folder, state.version),
+                self._server,
+                self._folder,
+                state.version,
             )
         return state
 

@@ -220,8 +220,8 @@ def _assembled(pieces: list[list[_Piece]], used: dict[SnapshotName, Metadata]) -
     for metadata in used.values():
         for worker, incarnation, sequence in metadata.sequences:
             sequences[worker, incarnation] = max(sequence, sequences.get((worker, incarnation), sequence))
-    of = used[base]
-    return ShardState(of.digest, of.version, of.optimizer, scalars, whole, of.counted, sequences)
+    newest = used[base]
+    return ShardState(newest.digest, newest.version, newest.optimizer, scalars, whole, newest.counted, sequences)
 
 
 def _missing(

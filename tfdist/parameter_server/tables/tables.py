@@ -253,7 +253,10 @@ class Tables:
             served.sequences.update(found.sequences)
             log.warning(
                 "tfdist: parameter server %d goes on from snapshots of the table %s, with %d rows and %d updates.",
-                *(snapshots.server, message.table, len(table), table.iterations),
+                snapshots.server,
+                message.table,
+                len(table),
+                table.iterations,
             )
         return served
 

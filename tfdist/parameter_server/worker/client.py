@@ -165,7 +165,10 @@ class Connection:
                     what = f"its {type(request.message).__name__} to {self._name}"
                     log.warning(
                         "tfdist: %s has waited for %d s for an answer to %s: it depends on %s.",
-                        *("this task", _PATIENCE_SECONDS, what, names),
+                        "this task",
+                        _PATIENCE_SECONDS,
+                        what,
+                        names,
                     )
             elif isinstance(answer, Refused):
                 what = type(request.message).__name__

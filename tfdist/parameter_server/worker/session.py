@@ -186,9 +186,14 @@ class Session:
 
         def push(server: int, id: int) -> Message:  # called again after attaching again, which gives another clock
             kinds = gradients[server].kinds
-            sender = id, self._worker, self._incarnation
             return Push(
-                *(*sender, sequence, self._clocks[server], versions[server], samples),
+                id,
+                self._worker,
+                self._incarnation,
+                sequence,
+                self._clocks[server],
+                versions[server],
+                samples,
                 kinds=() if all(kind == "dense" for kind in kinds) else kinds,
                 pulls=True,
                 learning_rate=rate,
@@ -383,8 +388,19 @@ class Session:
     def _attached(self, server: int) -> None:
         connection, model = self._connections[server], self._model
         connection.answer_bytes = model.nbytes
-        of = model.name, self._occurrence, self._place, model.described, self._joins, self._program
-        answer, _ = connection.request(lambda id: Attach(id, self._worker, self._incarnation, *of))
+        answer, _ = connection.request(
+            lambda id: Attach(
+                id,
+                self._worker,
+                self._incarnation,
+                model.name,
+                self._occurrence,
+                self._place,
+                model.described,
+                self._joins,
+                self._program,
+            )
+        )
         self._clocks[server] = answer.clock
         for worker, incarnation, sequence in answer.counted:
             self.counted[worker, incarnation] = max(sequence, self.counted.get((worker, incarnation), -1))

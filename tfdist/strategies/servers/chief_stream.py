@@ -141,7 +141,7 @@ def stream_of(
     if isinstance(x, tf.distribute.DistributedDataset):
         return "the dataset is distributed already"
     adapter = data_adapters.get_data_adapter(
-        *(x, y, sample_weight, batch_size, steps_per_epoch), shuffle=shuffle, class_weight=class_weight
+        x, y, sample_weight, batch_size, steps_per_epoch, shuffle=shuffle, class_weight=class_weight
     )
     data = adapter.get_tf_dataset()
     spec = tree.map_structure(

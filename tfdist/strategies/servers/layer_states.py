@@ -69,8 +69,10 @@ class LayerStates:
         digests = tuple(map(digest, arrays))
 
         def message(id: int, given: Sequence[int]) -> GiveState:
-            of = name, self._begun[:place].count(name), place, described, digests
-            return GiveState(id, self._worker, self._incarnation, *of, tuple(given))
+            occurrence = self._begun[:place].count(name)
+            return GiveState(
+                id, self._worker, self._incarnation, name, occurrence, place, described, digests, tuple(given)
+            )
 
         connection = self._connect()
         try:
@@ -103,5 +105,6 @@ def _assign(model: Any, values: list[tuple[Any, np.ndarray]], is_told: bool) -> 
         notice(
             "tfdist: %d non-trainable weights, such as %s, differed from the chief's: this worker begins with the "
             "chief's.",
-            *(len(values), values[0][0].path),
+            len(values),
+            values[0][0].path,
         )

@@ -140,7 +140,7 @@ def _adapter(
     x: Any, y: Any, sample_weight: Any, batch_size: Any, shuffle: Any, class_weight: Any, steps: int | None = None
 ) -> Any:
     return data_adapters.get_data_adapter(
-        *(x, y, sample_weight, batch_size, steps), shuffle=shuffle, class_weight=class_weight
+        x, y, sample_weight, batch_size, steps, shuffle=shuffle, class_weight=class_weight
     )
 
 

@@ -75,7 +75,12 @@ class ServerConnections:
     def _connection(self, number: int, name: str) -> Connection:
         control = self.member.control
         return server_address.connection(
-            *(control, self.tasks, number, name, self._timeouts, self._has_copies),
+            control,
+            self.tasks,
+            number,
+            name,
+            self._timeouts,
+            self._has_copies,
             failure=lambda: control.failure or self._ended(),
         )
 
