@@ -44,7 +44,7 @@ FROM_SERVER = [
     [(m.FROM_WORKER, message) for message in FROM_WORKER] + [(m.FROM_SERVER, message) for message in FROM_SERVER],
     ids=lambda value: type(value).__name__,
 )
-def test_a_message_arrives_as_it_was(codec, message):
+def test_messages_survive_encoding(codec, message):
     frames = [bytes(frame) for frame in codec.encode(message, [np.arange(3)])]
     arrived, (array,) = codec.decode(frames)
     assert arrived == message
@@ -58,7 +58,7 @@ def test_a_message_of_the_other_direction_is_refused():
                 codec.decode([bytes(frame) for frame in codec.encode(message)])
 
 
-def test_kinds_of_gradients_are_known_ones():
+def test_unknown_kinds_of_gradients_are_refused():
     frames = [bytes(frame) for frame in m.FROM_WORKER.encode(m.Push(3, 3, 7, 5, 4, 9, 32.0, ("other",)))]
     with pytest.raises(InvalidMessageError, match="cannot be decoded"):
         m.FROM_WORKER.decode(frames)
