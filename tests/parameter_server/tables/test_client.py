@@ -58,7 +58,7 @@ def train(table, steps=4):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_servers_give_what_one_process_gives(count):
+def test_servers_return_the_rows_of_a_single_process(count):
     keys, rows = train(of_process())
     with on_servers(count) as (table,):
         found, values = train(table)
@@ -79,7 +79,7 @@ def test_each_row_is_on_one_server():
         assert min(held) > 0
 
 
-def test_all_workers_updates_count():
+def test_updates_of_all_workers_are_applied():
     sgd = keras.optimizers.serialize(keras.optimizers.SGD(1.0))
     with on_servers(workers=2) as tables:
         for table in tables:
@@ -90,7 +90,7 @@ def test_all_workers_updates_count():
         np.testing.assert_allclose(tables[0].lookup(KEYS, create=False), before - 3, rtol=1e-6)
 
 
-def test_a_lookup_before_the_optimizer_is_known_makes_rows_too():
+def test_lookup_before_the_optimizer_is_set_creates_rows():
     table = of_process()
     before = table.lookup(KEYS, create=True)
     table.set_optimizer(keras.optimizers.serialize(keras.optimizers.SGD(1.0)))
@@ -98,7 +98,7 @@ def test_a_lookup_before_the_optimizer_is_known_makes_rows_too():
     np.testing.assert_allclose(table.export()[1], (before - 1)[np.argsort(KEYS)], rtol=1e-6)
 
 
-def test_a_server_that_was_started_again_is_told_of_the_table_again():
+def test_restarted_server_gets_the_table_again():
     with serving() as first, connected(first) as connection:
         table = TableClient(TableConnections([connection]), "users", FORM)
         train(table)
@@ -141,7 +141,7 @@ def test_a_refusal_is_raised_and_kept():
         TableClient(line, "users", TableSpec(4, FORM.initial, FORM.policy)).export()
 
 
-def test_the_chief_loads_and_others_do_not():
+def test_only_the_chief_loads_rows():
     with on_servers(workers=2) as (chief, worker):
         worker.assign(KEYS, gradients(KEYS))
         assert not len(chief.export()[0])
@@ -177,7 +177,7 @@ def train_often(table, steps=20):
 
 @pytest.mark.parametrize("rows", [100, 8])
 @pytest.mark.parametrize("staleness", [0, 1, 4])
-def test_rows_that_one_worker_keeps_are_those_of_the_servers(rows, staleness):
+def test_cached_rows_equal_the_servers_rows(rows, staleness):
     """Bit for bit, whatever the staleness: nobody else updates them."""
     with on_servers() as (table,):
         seen, expected = train_often(table)
@@ -191,7 +191,7 @@ def test_rows_that_one_worker_keeps_are_those_of_the_servers(rows, staleness):
             assert 0.1 < table.cache.found / table.cache.asked < 0.9
 
 
-def test_others_updates_are_seen_when_a_row_is_stale():
+def test_updates_of_others_appear_when_cached_rows_expire():
     """And at once in `evaluate` and `predict`, which use no keys."""
     one = np.ones((1, DIM), np.float32)
     key = KEYS[:1]
@@ -213,7 +213,7 @@ def test_others_updates_are_seen_when_a_row_is_stale():
         np.testing.assert_allclose(found, before - 3, rtol=1e-5, err_msg="one's own come with others'")
 
 
-def test_own_updates_may_be_seen_late_and_then_frequent_rows_are_read_seldom():
+def test_own_updates_appear_late_without_reads_own_writes():
     one = np.ones((1, DIM), np.float32)
     key = KEYS[:1]
     with on_servers(cache=CachePolicy(10, 2, reads_own_writes=False)) as (table,):
