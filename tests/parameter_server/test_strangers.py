@@ -69,7 +69,7 @@ def array(generator):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_server_survives_messages_of_random_content(seed, tmp_path, monkeypatch):
+def test_a_server_outlives_messages_of_any_content(seed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     generator = random.Random(seed)
     with serving(deals=DealerService()) as server, connected(server) as own:

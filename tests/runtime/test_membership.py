@@ -38,7 +38,7 @@ def test_tasks_enter_without_waiting_for_each_other():
         assert chief.control.look_up("address") == "tcp://127.0.0.1:1"
 
 
-def test_unlisted_evaluator_enters_the_job():
+def test_an_evaluator_that_is_not_listed_enters():
     cluster = cluster_of("worker", worker=2)
     with entered(cluster, ("worker", 0), ("evaluator", 0)) as (chief, evaluator):
         assert evaluator.control.task == 2
@@ -141,7 +141,7 @@ def test_missing_secret_logs_a_warning(monkeypatch, caplog):
     assert "can enter this job. Set TFDIST_SECRET" in caplog.text
 
 
-def test_abandoning_raises_the_reason_on_other_ranks():
+def test_abandoning_tells_the_others_why():
     cluster = cluster_of("worker", worker=2)
     with entered(cluster, ("worker", 0), ("worker", 1)) as (chief, other):
         other.abandon(ValueError("no MPI here"))

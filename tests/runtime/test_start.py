@@ -16,7 +16,7 @@ def run(script):
     )
 
 
-def test_mpi_initialization_timeout_ends_the_process():
+def test_an_initialization_that_does_not_end_ends_the_process():
     ended = run("""
         import threading
         from tfdist.cluster.settings import Timeouts

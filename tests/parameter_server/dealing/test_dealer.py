@@ -105,7 +105,7 @@ def test_worker_holds_at_most_limit_batches():
     dealer.commit(0, first.ticket)
 
 
-def test_repeated_request_returns_the_same_batch():
+def test_a_request_that_comes_twice_gets_one_batch():
     dealer = dealer_of(1)
     first = dealer.take(0, FIRST, request=4)
     assert dealer.take(0, FIRST, request=4) == first
@@ -118,7 +118,7 @@ def test_repeated_request_returns_the_same_batch():
     assert finish(dealer, 0, FIRST) == [(6, 9), (9, 10)]
 
 
-def test_request_numbers_restart_with_the_worker():
+def test_requests_of_a_worker_that_comes_back_are_numbered_anew():
     dealer = dealer_of(1)
     dealer.take(0, FIRST, request=9)
     dealer.lost(0)
@@ -172,7 +172,7 @@ def test_empty_epoch_raises(samples, batch_size):
         Dealer().begin(0, FIRST, samples, batch_size, None)
 
 
-def test_limit_below_one_raises():
+def test_limit_is_at_least_one():
     with pytest.raises(ValueError, match="at least 1; got 0"):
         Dealer(limit=0)
 
@@ -406,7 +406,7 @@ class Simulation:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_every_sample_is_committed_once_despite_failures(seed):
+def test_every_sample_is_committed_once_whatever_happens(seed):
     choose = random.Random(seed)
     samples, batch_size = choose.randint(1, 60), choose.randint(1, 7)
     epochs = [(0, 0), (0, 1), (1, 3)]

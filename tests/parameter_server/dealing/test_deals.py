@@ -159,7 +159,7 @@ def test_skipped_batch_counts_as_committed():
     assert talk.take(0)[-1].is_over
 
 
-def test_late_duplicate_does_not_replace_a_waiting_request():
+def test_a_late_copy_does_not_replace_a_request_that_waits():
     talk = Talk(workers=2, samples=8)
     first = talk.batch(0)
     talk.batch(1)

@@ -49,7 +49,7 @@ def test_merge_does_not_wait_for_a_lost_worker():
     assert talk.answers[0] == (Merged(0), [1])
 
 
-def test_repeated_message_counts_once():
+def test_a_message_that_comes_twice_counts_once():
     talk = Talk(0, 1)
     for _ in range(2):
         talk.give(0, 1)

@@ -80,7 +80,7 @@ def test_stream_is_read_only_while_there_is_room(served):
     assert len(read) == 100
 
 
-def test_restarted_server_reads_the_stream_from_the_beginning():
+def test_a_server_that_is_started_again_gets_the_stream_from_its_beginning():
     opened, found = [], []
     with serving(deals=DealerService()) as server:
         address = server.address
@@ -118,7 +118,7 @@ def test_restarted_worker_continues_the_stream(served):
     assert found == list(range(8))
 
 
-def test_unreadable_data_raise_on_every_worker(served):
+def test_data_that_cannot_be_read_are_an_error_on_every_worker(served):
     def failing():
         yield [np.array([0])]
         raise KeyError("no such column")

@@ -78,7 +78,7 @@ def test_workers_begin_with_the_chiefs_values():
 
 
 @pytest.mark.parametrize("roots", [1, 2])
-def test_synchronous_steps_average_over_hosts_by_samples(roots):
+def test_synchronous_steps_are_means_by_samples_over_all_hosts(roots):
     """Gradients 1, 2 and 6 of 3, 2 and 1 samples: their mean is 13 / 6, of which the second step is half a root's."""
     with tree(Synchronous(), Synchronous(), (0, 1), (2,), roots=roots) as (sessions, running, _):
         scales, samples = (1, 2, 6), (3, 2, 1)
@@ -244,7 +244,7 @@ def test_different_model_on_another_host_raises():
             session.begin(*described(), None)
 
 
-def test_unreachable_roots_raise_on_workers():
+def test_roots_that_are_gone_are_an_error_on_workers():
     with contextlib.ExitStack() as stack:
         with serving(Asynchronous()) as root:
             host = stack.enter_context(hosting([root], Asynchronous(), (0,), timeout=1.0))

@@ -31,7 +31,7 @@ from tfdist.parameter_server.options.arguments import Arguments
         ({"data": "shared", "pushes": LocalSteps(2)}, ValueError, "does not go with"),
     ],
 )
-def test_values_of_wrong_type_or_range_raise(given, error, message):
+def test_values_of_another_type_or_range_are_errors(given, error, message):
     with pytest.raises(error, match=message):
         Arguments(**given)
 

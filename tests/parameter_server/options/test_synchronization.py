@@ -46,7 +46,7 @@ def test_invalid_numbers_raise(make):
 
 @pytest.mark.parametrize("kind", [Asynchronous, SoftSync])
 @pytest.mark.parametrize("late", [0.5, Inverse, None])
-def test_late_gradients_without_a_policy_raise(kind, late):
+def test_late_gradients_need_a_policy(kind, late):
     with pytest.raises(TypeError, match=rf"{kind.__name__}\(late=…\) must be a policy such as Inverse\(\)"):
         kind(late=late)
 

@@ -89,7 +89,7 @@ def test_compressed_difference_is_smaller_than_whole_parameters():
     assert sum(one.nbytes for one in pair.push().arrays) < 0.1 * sum(one.nbytes for one in whole.arrays)
 
 
-def test_repeated_push_gets_the_same_answer():
+def test_a_push_that_comes_again_gets_the_same_answer():
     pair = Pair(c.Int8())
     pair.take(pair.push())
     pair.move()
@@ -136,7 +136,7 @@ def test_uncompressed_and_sparse_variables_are_sent_whole():
     assert pair.push(rows=(2,)).kinds == ("dense", "packed", "dense")
 
 
-def test_schedule_follows_the_workers_steps():
+def test_a_schedule_goes_by_the_workers_steps():
     pair = Pair(c.Schedule({0: None, 2: c.Int8()}))
     kinds = []
     for _ in range(4):

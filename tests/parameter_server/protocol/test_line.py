@@ -47,7 +47,7 @@ def test_invalid_host_name_raises():
 
 
 @pytest.mark.parametrize("keys", [None, KEYS], ids=["plain", "encrypted"])
-def test_frames_of_all_lengths_arrive_unchanged(keys):
+def test_frames_of_all_lengths_arrive_as_they_are(keys):
     sizes = [0, 1, _PART - 1, _PART, _PART + 1, 2 * _PART, 3 * _PART + 7]
     frames = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
     with listening(keys=keys) as (line, address):

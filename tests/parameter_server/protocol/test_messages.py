@@ -44,7 +44,7 @@ FROM_SERVER = [
     [(m.FROM_WORKER, message) for message in FROM_WORKER] + [(m.FROM_SERVER, message) for message in FROM_SERVER],
     ids=lambda value: type(value).__name__,
 )
-def test_messages_survive_encoding(codec, message):
+def test_a_message_arrives_as_it_was(codec, message):
     frames = [bytes(frame) for frame in codec.encode(message, [np.arange(3)])]
     arrived, (array,) = codec.decode(frames)
     assert arrived == message

@@ -88,7 +88,7 @@ def test_floats_are_compressed_and_integers_are_not(dtype):
     np.testing.assert_array_equal(found.vectors[0], given.vectors[0])
 
 
-def test_schedule_follows_the_workers_steps():
+def test_schedules_go_by_the_workers_step():
     packer, unpacker, shapes = both(c.Schedule({0: None, 2: c.Int8()}))
     assert packer.packed(gradients(shapes), 1).kinds == ("dense",) * 3
     assert sent(packer, unpacker, gradients(shapes), 2)[0].kinds == ("packed",) * 3

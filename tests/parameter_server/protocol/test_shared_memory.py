@@ -62,7 +62,7 @@ def test_small_and_oversized_arrays_stay_in_frames(pair, size):
     assert pair[0].moved(0, frames, is_answer=False)[1] is frames[1]
 
 
-def test_invalid_locators_are_refused(pair):
+def test_locators_of_other_segments_are_refused(pair):
     for locator in (Locator(1, 2, (8,)), Locator(1, -1, (8,)), Locator(1, 0, (AREA, 1))):
         with pytest.raises(InvalidMessageError, match="belongs to another segment"):
             pair[1].restored(locator, b"", is_answer=False)
@@ -118,7 +118,7 @@ def test_waiting_gradients_are_copied_out_of_the_segment(stack):
         np.testing.assert_allclose(value, first - 1, rtol=1e-5)
 
 
-def test_repeated_push_is_answered_in_frames(stack):
+def test_a_push_that_comes_again_is_answered_in_frames(stack):
     """Its worker may be reading the answer to the first copy."""
     server = stack.enter_context(serving())
     (session,) = sessions(stack, [server], Asynchronous())

@@ -41,7 +41,7 @@ def followed(*entries):
     return replica
 
 
-def test_entries_are_applied_once_and_in_order():
+def test_entries_count_once_and_in_their_order():
     replica = followed(Begin(7, 0))
     assert replica.take(Heard(7, 2, b"peer"), attach()) == Noted(7, 0), "one is missing"
     assert replica.shards.models() == []

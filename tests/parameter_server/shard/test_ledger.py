@@ -206,7 +206,7 @@ def test_dead_workers_gradient_counts_before_the_next_fit():
     assert push(ledger, 1, 0) == [[0], [1]]
 
 
-def test_duplicates_are_recognized_by_sequence_number():
+def test_duplicates_are_known_by_their_number():
     ledger = ledger_of(Asynchronous(), 1)
     push(ledger, 0, 0, sequence=3)
     assert ledger.is_duplicate(0, 3)
@@ -234,7 +234,7 @@ def test_dropped_gradients_are_counted():
     assert (ledger.counted, ledger.dropped) == ({0: 1}, {1: 1})
 
 
-def test_gradients_are_weighted_by_samples():
+def test_weights_are_by_samples():
     gradients = [Gradient(0, 0, (0, 0), 3.0, 0, 1.0), Gradient(1, 0, (0, 0), 1.0, 0, 0.5)]
     assert weights(gradients) == [0.75, 0.125]
     assert weights([Gradient(0, 0, (0, 0), 0.0, 0, 1.0)] * 2) == [0.5, 0.5], "nobody had samples"

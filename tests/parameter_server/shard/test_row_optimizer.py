@@ -69,7 +69,7 @@ def plain(optimizer, values, gradients):
 
 
 @pytest.mark.parametrize("name", ROW_LOCAL)
-def test_updates_of_all_rows_equal_keras(name):
+def test_updates_of_all_rows_are_those_of_keras(name):
     values = noise(0, 9)
     gradients = [noise(step, 9) for step in range(1, 5)]
     rows = Rows(ROW_LOCAL[name](), values)
@@ -82,7 +82,7 @@ def test_updates_of_all_rows_equal_keras(name):
 
 
 @pytest.mark.parametrize("name", WITHOUT_MEMORY_OF_ABSENCE)
-def test_missing_gradient_equals_a_zero_gradient(name):
+def test_rows_without_a_gradient_are_as_with_a_gradient_of_zero(name):
     values = noise(0, 6)
     if name == "Ftrl":  # which computes a row from its slots, and zero from new ones
         values[:] = 0
@@ -154,7 +154,7 @@ def test_graphs_are_made_for_powers_of_two_only():
     assert sorted(rows.optimizer._blocks) == [64, 128, 256]
 
 
-def test_update_without_rows_counts_as_a_step():
+def test_an_update_without_rows_counts():
     """So that servers that have no key of a step keep their iterations equal."""
     rows, other = Rows(optimizers.Nadam(0.1), noise(0, 2)), Rows(optimizers.Nadam(0.1), noise(0, 2))
     rows.update([], noise(0, 0))

@@ -159,7 +159,7 @@ def test_pull_returns_state_and_averages():
     np.testing.assert_array_equal(talk.answers[talk.number][0][1][0], np.full(15, -1.75))
 
 
-def test_final_values_are_averages_unless_values_were_assigned():
+def test_after_fit_values_are_averages_unless_something_is_assigned():
     talk = Talk(optimizer=keras.optimizers.SGD(1.0, momentum=0.5, use_ema=True, ema_momentum=0.5))
 
     def final():
@@ -477,7 +477,7 @@ def test_push_of_another_workers_batch_is_not_applied(pulls):
     assert talk.push(clock=1).version == 1, "the worker goes on"
 
 
-def test_batch_of_a_dropped_push_is_dealt_again():
+def test_the_batch_of_a_push_that_is_too_late_is_dealt_again():
     talk = Dealing(Asynchronous(DropBeyond(0)), batches=1)
     talk.push()
     ticket = talk.take()

@@ -84,7 +84,7 @@ for name in ("ScheduleFreeAdamW", "Muon"):  # not in the oldest Keras that is su
 
 
 @pytest.mark.parametrize("name", some(OPTIMIZERS))
-def test_updates_equal_the_keras_optimizer(name):
+def test_updates_are_those_of_the_optimizer(name):
     store = store_of(OPTIMIZERS[name]())
     for step in range(5):
         store.update(pushed(store, gradients(step)))

@@ -83,5 +83,5 @@ def test_server_follows_the_decision_of_another_server():
 
 
 @pytest.mark.parametrize("message", [push(None), Pull(1, 0, 1)])
-def test_message_without_a_ticket_has_no_decision(message):
+def test_without_a_ticket_there_is_nothing_to_decide(message):
     assert Talk().tickets.decision(message) is None

@@ -109,7 +109,7 @@ def test_other_dtypes_are_refused(array):
         save(io.BytesIO(), of_one(array))
 
 
-def test_configs_without_json_form_raise():
+def test_configs_that_are_no_json_are_refused():
     with pytest.raises(TypeError):
         save(io.BytesIO(), ShardState(DIGEST, 1, {"rate": object()}, {}, (), {}, {}))
 
@@ -137,7 +137,7 @@ def test_ambiguous_names_are_kept_apart(tmp_path):
     assert_same_parts(found, parts)
 
 
-def test_damaged_bytes_are_detected_or_harmless(tmp_path):
+def test_damage_of_any_byte_is_found_or_harmless(tmp_path):
     """Each byte changes in turn: what is read then is what was written, or nothing."""
     state = of_one(np.arange(3, dtype=np.float32), momentum=np.ones(3, ml_dtypes.bfloat16))
     content = saved(tmp_path / "whole.npz", state).read_bytes()

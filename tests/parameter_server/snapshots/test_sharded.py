@@ -107,7 +107,7 @@ def test_the_newest_rows_count_even_if_their_version_is_lower(tmp_path):
     np.testing.assert_array_equal(embedding.value[20_000:], old.value[20_000:])
 
 
-def test_modification_times_are_ignored(tmp_path):
+def test_times_of_files_do_not_matter(tmp_path):
     """As after a copy, or with clocks that differ."""
     for version in (3, 4):
         path = write(tmp_path, 0, 1, shard(0, 1, version))
@@ -253,7 +253,7 @@ def test_damage_of_one_server_does_not_affect_others(tmp_path, caplog):
     assert caplog.text.count(path.name) == 1
 
 
-def test_foreign_files_of_the_same_name_are_skipped(tmp_path, caplog):
+def test_foreign_files_of_the_same_name_are_passed_over(tmp_path, caplog):
     write(tmp_path, 0, 1, small(1))
     np.savez(tmp_path / "server-0-of-1.000000002.npz", w=np.ones(3))
     (tmp_path / "server-0-of-1.000000003.npz").mkdir()
@@ -376,7 +376,7 @@ def test_splitting_variable_with_other_slot_shapes_raises(tmp_path):
         read(tmp_path, DIGEST, [("dense/kernel", 0, 20)])
 
 
-def test_joining_rows_of_different_optimizers_raises(tmp_path):
+def test_rows_of_different_optimizers_are_not_joined(tmp_path):
     write(tmp_path, 0, 2, small(1, begin=0, end=2, momentum=np.zeros((2, 2), np.float32)))
     write(tmp_path, 1, 2, small(1, begin=2, end=4))
     with pytest.raises(SnapshotError, match="'w' come from servers with different optimizers"):
@@ -469,7 +469,7 @@ def test_invalid_arguments_raise(tmp_path, server, servers, keep):
         write(tmp_path, server, servers, small(1), keep)
 
 
-def test_parts_are_returned_in_the_requested_order(tmp_path):
+def test_the_parts_come_in_the_order_in_which_they_are_wanted(tmp_path):
     write_all(tmp_path, 2)
     wanted = rows_of(0, 1)[::-1]
     assert_same_parts(read(tmp_path, DIGEST, wanted).parts, list(parts_of(7, wanted)))

@@ -79,7 +79,7 @@ def test_each_row_is_on_one_server():
         assert min(held) > 0
 
 
-def test_updates_of_all_workers_are_applied():
+def test_all_workers_updates_count():
     sgd = keras.optimizers.serialize(keras.optimizers.SGD(1.0))
     with on_servers(workers=2) as tables:
         for table in tables:
@@ -90,7 +90,7 @@ def test_updates_of_all_workers_are_applied():
         np.testing.assert_allclose(tables[0].lookup(KEYS, create=False), before - 3, rtol=1e-6)
 
 
-def test_lookup_before_the_optimizer_is_set_creates_rows():
+def test_a_lookup_before_the_optimizer_is_known_makes_rows_too():
     table = of_process()
     before = table.lookup(KEYS, create=True)
     table.set_optimizer(keras.optimizers.serialize(keras.optimizers.SGD(1.0)))
@@ -98,7 +98,7 @@ def test_lookup_before_the_optimizer_is_set_creates_rows():
     np.testing.assert_allclose(table.export()[1], (before - 1)[np.argsort(KEYS)], rtol=1e-6)
 
 
-def test_restarted_server_gets_the_table_again():
+def test_a_server_that_was_started_again_is_told_of_the_table_again():
     with serving() as first, connected(first) as connection:
         table = TableClient(TableConnections([connection]), "users", FORM)
         train(table)
@@ -191,7 +191,7 @@ def test_cached_rows_equal_the_servers_rows(rows, staleness):
             assert 0.1 < table.cache.found / table.cache.asked < 0.9
 
 
-def test_updates_of_others_appear_when_cached_rows_expire():
+def test_others_updates_are_seen_when_a_row_is_stale():
     """And at once in `evaluate` and `predict`, which use no keys."""
     one = np.ones((1, DIM), np.float32)
     key = KEYS[:1]

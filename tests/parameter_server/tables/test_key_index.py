@@ -38,7 +38,7 @@ def test_empty_keys_are_accepted():
     assert (holes.tolist(), movers.tolist(), index.size) == ([], [], 0)
 
 
-def test_last_keys_move_into_removed_slots():
+def test_removed_keys_leave_their_slots_to_the_last_ones():
     index = KeyIndex()
     index.add(np.array([10, 11, 12, 13, 14]))
     holes, movers = index.remove(np.array([4, 1]))
@@ -91,7 +91,7 @@ def test_random_operations_equal_a_dict(seed):
         check(index, model, np.setdiff1d(np.arange(-300, 300), list(model)))
 
 
-def test_memory_stays_bounded_when_keys_come_and_go():
+def test_keys_that_come_and_go_take_no_more_memory():
     """And leave half of the buckets empty, at which searches for absent keys end."""
     index = KeyIndex()
     for step in range(300):

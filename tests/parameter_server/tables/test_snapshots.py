@@ -108,7 +108,7 @@ def test_two_files_of_each_server_are_kept(tmp_path):
     assert len(list(folder.iterdir())) == 4, "two of each server"
 
 
-def test_table_of_another_dimension_is_refused(tmp_path):
+def test_a_table_of_another_form_is_refused(tmp_path):
     after(tmp_path, 1).close()
     answers = Servers(tmp_path, 2, dim=3).attached
     assert all(isinstance(answer, Refused) for answer in answers)

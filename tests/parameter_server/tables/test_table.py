@@ -127,7 +127,7 @@ def test_empty_batches_are_accepted():
     assert (keys.shape, values.shape) == ((0,), (0, DIM))
 
 
-def test_training_equals_a_dense_embedding():
+def test_training_is_that_of_a_dense_embedding():
     """All keys in every step, in another order, and half of them twice."""
     optimizer = lambda: keras.optimizers.Adam(0.1, clipvalue=1.5)  # noqa: E731
     keys = np.random.default_rng(0).integers(MIN, MAX, 50)

@@ -246,7 +246,7 @@ def test_joint_updates_are_summed_into_one_update():
     np.testing.assert_allclose(both.values(), [-1, -1], rtol=1e-6, err_msg="one update by 4; two would make -1.95")
 
 
-def test_repeated_part_counts_once():
+def test_a_part_that_is_repeated_counts_once():
     both = Together()
     both.update(1, 0)
     both.update(1, 0)

@@ -46,7 +46,7 @@ def test_requests_to_several_servers_run_concurrently():
             assert connection.receive(request)[0].clock == 0
 
 
-def test_refusal_raises():
+def test_a_refusal_is_an_error():
     with serving() as server, connected(server) as one:
         with pytest.raises(RefusedError, match="ps 0 refuses Push: this connection has not attached") as caught:
             push(one)
@@ -78,7 +78,7 @@ def test_request_waits_for_a_late_server(monkeypatch):
             assert attached
 
 
-def test_wait_ends_when_the_job_fails(monkeypatch):
+def test_a_job_that_has_failed_is_not_waited_for(monkeypatch):
     """As after Ctrl-C, while the server says that others are slow."""
     monkeypatch.setattr(clients, "_LOOK_SECONDS", 0.05)
     failures = []

@@ -107,7 +107,7 @@ def test_missing_values_of_the_chief_log_a_warning(caplog):
     assert "this worker begins with its own" in caplog.text
 
 
-def test_refusal_raises():
+def test_a_refusal_is_raised():
     with serving() as server, connected(server) as chief, connected(server) as worker:
         take(chief, given([], model="a", described=("x",)), [])
         with pytest.raises(RefusedError, match="another model"):

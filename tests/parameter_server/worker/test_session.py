@@ -297,7 +297,7 @@ def test_session_attaches_again_if_lost_before_the_model():
         session.step(ones(session))
 
 
-def test_closing_raises_nothing_if_servers_are_gone():
+def test_leaving_servers_that_are_gone_is_no_error():
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(serving())
         session = Session([Connection(server.address, "ps 0", DEADLINE)], 0, model_of(1))
@@ -394,7 +394,7 @@ def test_workers_without_a_batch_block_no_other_worker(mode, servers):
 
 
 @pytest.mark.parametrize("mode", [Asynchronous(), BoundedStaleness(0), Synchronous()], ids=str)
-def test_batches_of_a_worker_considered_lost_count_once(mode):
+def test_batches_of_a_worker_that_is_taken_for_lost_count_once(mode):
     """The worker lives and goes on. Each server hears of its loss at another moment."""
     with sharing(mode, 3) as (made, epochs, running):
         on_all(made, begin)
