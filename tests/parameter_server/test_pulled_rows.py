@@ -173,7 +173,7 @@ BY_ROWS = ("sgd", "adagrad", "rmsprop")
 
 
 @pytest.mark.parametrize(("name", "prefetch"), some(zip(OPTIMIZERS, (1, 0, 1, 0, 1), strict=True)))
-def test_a_worker_has_what_the_server_has(name, prefetch):
+def test_pulled_rows_equal_the_servers_values(name, prefetch):
     """With answers that are lost and messages that come twice, assignments, and a server that is started again."""
     generator = np.random.default_rng(len(name) + prefetch)
     policy = DelayCompensated(0.5) if name == "rmsprop" else Unscaled()
@@ -197,7 +197,7 @@ def test_a_worker_has_what_the_server_has(name, prefetch):
 
 
 @pytest.mark.parametrize("mode", [BoundedStaleness(0), Synchronous(), SoftSync(1)])
-def test_also_where_answers_wait_for_other_workers(mode):
+def test_pulled_rows_equal_server_values_in_waiting_modes(mode):
     generator = np.random.default_rng(5)
     job = Job(generator, keras.optimizers.Adagrad(0.1), mode)
     workers = [Worker(job, number, 0) for number in range(2)]

@@ -30,7 +30,7 @@ def test_equal_options_are_agreed_on(members):
 
 
 @pytest.mark.parametrize("first", [0, 2])
-def test_whoever_publishes_last_finds_the_difference(members, first):
+def test_last_task_to_publish_raises_on_mismatch(members, first):
     """No task waits for the other."""
     chief, _, server = members
     last = server if first == 0 else chief
@@ -55,7 +55,7 @@ def learning(member, timeout=DEADLINE):
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_server_learns_them_from_any_worker(members, who):
+def test_server_gets_options_from_any_worker(members, who):
     """The chief may have ended when a server comes back."""
     thread, found = learning(members[2])
     agreement.agree(members[who], of(SoftSync(3)))
@@ -63,7 +63,7 @@ def test_a_server_learns_them_from_any_worker(members, who):
     assert found == [of(SoftSync(3))]
 
 
-def test_a_job_may_end_before(members):
+def test_waiting_for_options_returns_none_when_job_ends(members):
     thread, found = learning(members[2])
     for member in members[:2]:
         member.leave(None)
@@ -71,19 +71,19 @@ def test_a_job_may_end_before(members):
     assert found == [None]
 
 
-def test_a_job_may_fail_before(members):
+def test_waiting_for_options_raises_when_job_fails(members):
     thread, found = learning(members[2])
     members[2].control.fail(TfdistError("interrupted (Ctrl-C)"))
     thread.join(DEADLINE)
     assert [str(error) for error in found] == ["interrupted (Ctrl-C)"]
 
 
-def test_nobody_publishes_in_time(members):
+def test_waiting_for_options_times_out(members):
     with pytest.raises(RendezvousError, match=r"no worker has made its ParameterServerStrategy, .* within 0\.1 s"):
         agreement.wait_for_options(members[2], 0.1)
 
 
-def test_an_additional_worker_compares_too():
+def test_additional_worker_with_other_options_raises():
     cluster = cluster_of("chief", chief=1, ps=1)
     with entered(cluster, ("chief", 0), ("worker", 5)) as (chief, worker):
         agreement.agree(chief, of())

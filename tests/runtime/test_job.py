@@ -9,19 +9,19 @@ from tfdist.runtime import job
 pytestmark = pytest.mark.usefixtures("fresh")
 
 
-def test_a_process_enters_once():
+def test_entering_twice_returns_the_same_membership():
     cluster = cluster_of("worker", worker=2)
     entered = job.enter(cluster, TIMEOUTS)
     assert job.enter(cluster, TIMEOUTS) is entered
 
 
-def test_a_process_enters_one_job():
+def test_entering_a_second_job_raises():
     job.enter(cluster_of("worker", worker=2), TIMEOUTS)
     with pytest.raises(ClusterSpecError, match=r"has already entered a job .* and can enter only one; got"):
         job.enter(cluster_of("worker", worker=2), TIMEOUTS)
 
 
-def test_processes_that_come_and_go_are_no_job_with_those_that_stay():
+def test_mixing_elastic_and_fixed_workers_raises():
     cluster = cluster_of("worker", worker=2)
     job.enter(cluster, TIMEOUTS)
     with pytest.raises(

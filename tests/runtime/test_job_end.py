@@ -4,7 +4,7 @@ from tfdist.runtime import job_end
 from tfdist.runtime.job_end import JobEnd
 
 
-def test_servers_have_some_time_after_the_end(monkeypatch):
+def test_job_end_error_appears_after_a_grace_period(monkeypatch):
     """The deaths of others end nothing."""
     watchers, now = [], [100.0]
     monkeypatch.setattr(job_end.time, "monotonic", lambda: now[0])

@@ -51,7 +51,7 @@ def raised(control, error):
     return seen
 
 
-def test_an_error_of_the_script_is_told_at_once(reports):
+def test_script_error_is_sent_to_others_and_reported(reports):
     control, error = Control(), ValueError("a mistake")
     assert raised(control, error) == [(ValueError, error, None)]
     assert control.told == [error]
@@ -59,14 +59,14 @@ def test_an_error_of_the_script_is_told_at_once(reports):
     assert reports() == [launcher.CAUSE]
 
 
-def test_the_failure_of_another_is_not_told_again(reports):
+def test_error_after_failure_of_another_is_not_sent(reports):
     control = Control(failure=PeerLostError("rank 1 died"))
     raised(control, ValueError("a consequence"))
     assert control.told == []
     assert reports() == [launcher.VICTIM]
 
 
-def test_a_lost_rank_of_one_group_makes_a_victim(reports):
+def test_peer_lost_error_is_reported_as_consequence(reports):
     """Other groups of the process go on, so that its connection knows of no failure."""
     control = Control()
     raised(control, PeerLostError("rank 1 died"))
@@ -74,14 +74,14 @@ def test_a_lost_rank_of_one_group_makes_a_victim(reports):
     assert reports() == [launcher.VICTIM]
 
 
-def test_an_error_of_tfdist_has_been_told_before(reports):
+def test_tfdist_error_is_not_sent_again(reports):
     control = Control()
     raised(control, TfdistError("rank 0 waited"))
     assert control.told == []
     assert reports() == []
 
 
-def test_a_task_without_mpi_leaves(monkeypatch):
+def test_task_without_mpi_sends_its_failure_on_exit(monkeypatch):
     cluster = cluster_of("worker", worker=2, evaluator=1)
     chief = membership.of_task(seen_by(cluster, "worker"), TIMEOUTS)
     evaluator = membership.of_task(seen_by(cluster, "evaluator"), TIMEOUTS)
@@ -108,7 +108,7 @@ def test_a_task_without_mpi_leaves(monkeypatch):
         ),
     ],
 )
-def test_an_interrupt_of_the_launcher_is_one_line(reports, capsys, monkeypatch, error, told):
+def test_interrupt_prints_one_line(reports, capsys, monkeypatch, error, told):
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     assert raised(Control(), error) == []
     assert capsys.readouterr().err == told

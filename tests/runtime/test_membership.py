@@ -119,7 +119,7 @@ def test_another_program_at_the_chiefs_port_is_an_error():
         membership.of_task(seen_by(cluster, "worker", 0), TIMEOUTS)
 
 
-def test_nothing_is_left_of_a_membership_that_was_refused(monkeypatch):
+def test_wrong_secret_raises(monkeypatch):
     cluster = cluster_of("worker", worker=2)
     with entered(cluster, ("worker", 0)):
         monkeypatch.setenv("TFDIST_SECRET", "another")
@@ -127,13 +127,13 @@ def test_nothing_is_left_of_a_membership_that_was_refused(monkeypatch):
             membership.of_task(seen_by(cluster, "worker", 1), TIMEOUTS)
 
 
-def test_a_chief_that_is_not_there():
+def test_unreachable_chief_raises():
     cluster = cluster_of("worker", worker=2)
     with pytest.raises(RendezvousError, match=r"could not be reached within 0.2 s .* Missing: the chief"):
         membership.of_task(seen_by(cluster, "worker", 1), Timeouts(start=0.2))
 
 
-def test_a_job_without_a_secret_says_who_can_enter(monkeypatch, caplog):
+def test_missing_secret_logs_a_warning(monkeypatch, caplog):
     monkeypatch.delenv("TFDIST_SECRET")
     with entered(cluster_of("worker", worker=2), ("worker", 0)):
         pass

@@ -9,7 +9,7 @@ from tfdist.errors import TfdistError
 from tfdist.runtime.server_address import address_of, connection
 
 
-def test_a_server_is_found_where_its_leader_has_published(monkeypatch):
+def test_connection_uses_address_published_by_the_leader(monkeypatch):
     monkeypatch.delenv("TFDIST_SECRET", raising=False)
     tasks = cluster_of("chief", chief=1, ps=2).tasks
     failures = []
@@ -28,7 +28,7 @@ def test_a_server_is_found_where_its_leader_has_published(monkeypatch):
 
 
 @pytest.mark.parametrize(("has_copy", "seconds"), [(False, 7.0), (True, 14.0)])
-def test_where_there_is_a_copy_a_worker_waits_until_another_server_may_have_taken_over(has_copy, seconds):
+def test_connection_timeout_doubles_if_the_server_has_a_copy(has_copy, seconds):
     control = SimpleNamespace(look_up=lambda key: "127.0.0.1:1", known=lambda key: None, present={})
     tasks = [SimpleNamespace(index=0)]
     made = connection(control, tasks, 0, "ps 0", Timeouts(heartbeat=7.0), has_copy, failure=lambda: None)
@@ -36,7 +36,7 @@ def test_where_there_is_a_copy_a_worker_waits_until_another_server_may_have_take
     assert made._timeout == seconds
 
 
-def test_whom_another_one_waits_for_has_a_name():
+def test_listed_and_additional_workers_have_names():
     """Also a worker that the cluster does not name."""
     tasks = cluster_of("chief", chief=1, ps=1).tasks
     with serving() as server:

@@ -90,7 +90,7 @@ def test_each_task_leads_its_own_server(job):
     assert [task.errors for task in tasks] == [[], []]
 
 
-def test_the_next_one_takes_over_and_gives_back_a_copy(job, caplog):
+def test_next_server_takes_over_and_copy_is_recreated(job, caplog):
     chief, start = job
     first, second = start(0), start(1)
     connection = connect(chief, 1)
@@ -111,7 +111,7 @@ def test_the_next_one_takes_over_and_gives_back_a_copy(job, caplog):
     connection.close()
 
 
-def test_a_server_whose_copy_has_no_place_is_an_error(job, caplog, monkeypatch):
+def test_missing_server_for_the_copy_raises(job, caplog, monkeypatch):
     monkeypatch.setattr(server_host, "_PATIENCE_SECONDS", 0.1)
     _, start = job
     alone = start(0, Timeouts(start=0.5, heartbeat=10))
@@ -122,7 +122,7 @@ def test_a_server_whose_copy_has_no_place_is_an_error(job, caplog, monkeypatch):
     assert "has not come within 0.5 s: with Servers(copies=1) it has to keep the copy of ps 0" in str(error)
 
 
-def test_a_job_that_is_over_is_no_error_while_the_other_task_is_waited_for(job):
+def test_stopping_while_waiting_for_other_server_succeeds(job):
     _, start = job
     alone = start(0)
     alone.end()

@@ -45,7 +45,7 @@ def train(shards, pushes):
     return shards[KEY].store.vectors()[0].tolist()
 
 
-def test_shards_know_the_job():
+def test_shard_gets_workers_and_synchronization_of_the_job():
     shards = template().leading()
     train(shards, 1)
     ledger = shards[KEY].ledger
@@ -58,7 +58,7 @@ def test_the_first_server_deals_batches(server):
     assert (template(server).following().deals is not None) == (server == 0)
 
 
-def test_one_that_leads_keeps_snapshots_and_goes_on_from_them(tmp_path):
+def test_leading_server_writes_and_restores_snapshots(tmp_path):
     first = template(folder=tmp_path).leading()
     assert train(first, 3) == [-3, -3]
     first.close()
@@ -68,7 +68,7 @@ def test_one_that_leads_keeps_snapshots_and_goes_on_from_them(tmp_path):
     assert again.tables.served("users").is_restored
 
 
-def test_one_that_follows_keeps_snapshots_only_when_it_takes_over(tmp_path):
+def test_following_server_writes_snapshots_only_after_takeover(tmp_path):
     made = template(folder=tmp_path)
     shards = made.following()
     train(shards, 2)
@@ -82,7 +82,7 @@ def test_one_that_follows_keeps_snapshots_only_when_it_takes_over(tmp_path):
     assert again.tables.served("users").is_restored
 
 
-def test_another_models_snapshots_are_named(tmp_path, caplog):
+def test_snapshots_of_other_models_are_logged(tmp_path, caplog):
     (tmp_path / "Adam-2").mkdir()
     train(template(folder=tmp_path).leading(), 1)
     assert (
@@ -91,7 +91,7 @@ def test_another_models_snapshots_are_named(tmp_path, caplog):
     )
 
 
-def test_the_server_of_a_host_joins_its_workers_and_keeps_nothing(tmp_path):
+def test_host_server_awaits_its_workers_and_writes_no_snapshots(tmp_path):
     """The tasks are the chief, a worker, a root and the server of their host."""
     cluster = cluster_of("ps", chief=1, worker=1, ps=2)
     options = Arguments(BoundedStaleness(3, DropBeyond(1)), servers=PerHost(Synchronous(), snapshots=tmp_path))

@@ -74,7 +74,7 @@ def test_reports_have_the_names_of_workers_that_join(members):
 
 
 @pytest.mark.parametrize("how", ["dies", "ends"])
-def test_the_server_learns_of_workers_that_are_gone(members, how):
+def test_server_detaches_workers_that_die_or_end(members, how):
     chief, worker, _, _, _ = members
     connection = connect(chief)
     for number in (0, 1):
@@ -113,7 +113,7 @@ class Halved:
         return 0.5
 
 
-def test_without_the_script_a_server_has_the_workers_options(monkeypatch):
+def test_server_without_script_uses_the_workers_options(monkeypatch):
     served, cluster = [], cluster_of("chief", chief=1, ps=1)
     monkeypatch.setattr(serving, "serve", lambda *arguments: served.append(arguments))
     chief = membership.of_task(cluster, TIMEOUTS)
@@ -127,7 +127,7 @@ def test_without_the_script_a_server_has_the_workers_options(monkeypatch):
     chief.leave(None)
 
 
-def test_without_the_script_a_server_cannot_have_a_class_of_the_users():
+def test_server_without_script_rejects_user_defined_classes():
     cluster = cluster_of("chief", chief=1, ps=1)
     chief = membership.of_task(cluster, TIMEOUTS)
     agreement.agree(chief, of(Asynchronous(Halved())))

@@ -29,7 +29,7 @@ def test_an_initialization_that_does_not_end_ends_the_process():
     assert "tfdist: MPI's initialization failed: MPI did not start within 0.1 s." in ended.stderr
 
 
-def test_an_initialization_that_ends_in_time_has_no_deadline_any_more():
+def test_initialization_in_time_cancels_the_deadline():
     ended = run("""
         import threading
         from tfdist.cluster.settings import Timeouts
@@ -59,11 +59,11 @@ def told(caplog, monkeypatch):
     return tell
 
 
-def test_ranks_that_share_everything_say_nothing(told):
+def test_ranks_with_shared_memory_log_nothing(told):
     assert told(Sharing(nodes=[0, 0], arenas=[0, 0], cells=None, reasons=[])) == []
 
 
-def test_slow_neighbours_are_warned_of(told):
+def test_ranks_without_shared_memory_log_a_warning(told):
     reasons = [(0, 1, "they are in other containers"), (0, 2, "x"), (1, 2, "y")]
     ((level, message),) = told(Sharing(nodes=[0, 1, 2], arenas=[0, 1, 2], cells=None, reasons=reasons))
     assert level == "WARNING"
@@ -71,7 +71,7 @@ def test_slow_neighbours_are_warned_of(told):
     assert "they are in other containers. They communicate over TCP, which is slower." in message
 
 
-def test_neighbours_whose_large_transfers_are_shared_are_not(told):
+def test_unshared_small_messages_are_logged_as_info(told):
     ((level, message),) = told(Sharing(nodes=[0, 1], arenas=[0, 0], cells=None, reasons=[(0, 1, "why")]))
     assert level == "INFO"
     assert message.endswith("Their small messages go over TCP.")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 
 @pytest.mark.parametrize("enter", [world.enter, world.train])
-def test_alone(enter):
+def test_single_process_has_rank_zero_and_no_job(enter):
     for cluster in (None, cluster_of("chief", chief=1), cluster_of("worker", worker=1)):
         entered = enter(cluster, TIMEOUTS)
         assert (entered.rank, entered.size, entered.local_rank, entered.local_size) == (0, 1, 0, 1)
@@ -62,7 +62,7 @@ def test_an_evaluator_trains_alone():
 
 
 @pytest.mark.parametrize(("task", "words"), [(("ps", 0), "a parameter server"), (("worker", 9), "does not list")])
-def test_tasks_that_cannot_train_with_collectives(task, words):
+def test_collective_training_raises_on_servers_and_unlisted_workers(task, words):
     cluster = seen_by(cluster_of("chief", chief=1, worker=1, ps=1), *task)
     with pytest.raises(ClusterSpecError, match=f"this process is {task[0]} {task[1]}.*{words}"):
         world.train(cluster, TIMEOUTS)

@@ -37,7 +37,7 @@ def test_batches_cover_the_epoch_and_the_last_is_smaller():
     assert finish(dealer_of(1), 0, FIRST) == [(0, 3), (3, 6), (6, 9), (9, 10)]
 
 
-def test_an_epoch_is_over_when_all_is_committed_not_when_all_is_dealt():
+def test_epoch_ends_after_all_batches_are_committed():
     dealer = dealer_of(2, samples=2, batch_size=1)
     mine, other = dealer.take(0, FIRST), dealer.take(1, FIRST)
     dealer.commit(0, mine.ticket)
@@ -56,7 +56,7 @@ def test_batches_of_a_lost_worker_are_dealt_again():
     assert again.ticket != other.ticket
 
 
-def test_what_a_worker_pushes_after_it_was_taken_for_lost_does_not_count():
+def test_late_push_of_a_lost_worker_is_rejected():
     dealer = dealer_of(2, samples=1, batch_size=1)
     late = dealer.take(1, FIRST)
     dealer.lost(1)
@@ -71,7 +71,7 @@ def test_what_a_worker_pushes_after_it_was_taken_for_lost_does_not_count():
     assert dealer.take(0, FIRST) == Over()
 
 
-def test_a_ticket_is_its_workers_only():
+def test_ticket_of_another_worker_is_rejected():
     dealer = dealer_of(2)
     ticket = dealer.take(0, FIRST).ticket
     assert dealer.may_commit(0, ticket)
@@ -80,7 +80,7 @@ def test_a_ticket_is_its_workers_only():
         dealer.commit(1, ticket)
 
 
-def test_a_push_that_is_sent_again_is_known_also_after_its_worker_was_lost():
+def test_repeated_push_of_a_lost_worker_is_recognized():
     """Its answer may have been lost with the connection: the worker attaches again, and repeats the push."""
     dealer = dealer_of(2)
     ticket = dealer.take(0, FIRST).ticket
@@ -95,7 +95,7 @@ def test_a_push_that_is_sent_again_is_known_also_after_its_worker_was_lost():
     assert finish(dealer, 1, FIRST) == [(3, 6), (6, 9), (9, 10)]
 
 
-def test_a_worker_prepares_as_many_batches_as_it_may():
+def test_worker_holds_at_most_limit_batches():
     dealer = dealer_of(2, limit=2)
     first, second = dealer.take(0, FIRST), dealer.take(0, FIRST)
     assert dealer.take(0, FIRST) == Wait()
@@ -158,7 +158,7 @@ def test_a_worker_that_joins_in_the_middle_takes_part_at_once():
         (10, 3, None, "has shuffle False, and the worker that began it has shuffle True"),
     ],
 )
-def test_workers_have_the_same_data(samples, batch_size, seed, what):
+def test_different_data_raise(samples, batch_size, seed, what):
     dealer = dealer_of(1)
     with pytest.raises(DealerError, match=f"in epoch 0 of fit 0, worker 3 {what}"):
         dealer.begin(3, FIRST, samples, batch_size, seed)
@@ -167,7 +167,7 @@ def test_workers_have_the_same_data(samples, batch_size, seed, what):
 
 
 @pytest.mark.parametrize(("samples", "batch_size"), [(0, 3), (3, 0), (-1, 1)])
-def test_an_epoch_has_samples(samples, batch_size):
+def test_empty_epoch_raises(samples, batch_size):
     with pytest.raises(DealerError, match="an epoch needs at least one sample"):
         Dealer().begin(0, FIRST, samples, batch_size, None)
 
@@ -189,7 +189,7 @@ def test_a_worker_that_begins_a_later_epoch_gives_its_batches_back():
     assert finish(dealer, 0, (1, 0)) == [(0, 5)]
 
 
-def test_an_epoch_that_all_have_stopped_is_over():
+def test_epoch_that_all_workers_left_is_over():
     dealer = dealer_of(2)
     dealer.take(0, FIRST)
     dealer.begin(0, (0, 1), 10, 3, 7)
@@ -200,7 +200,7 @@ def test_an_epoch_that_all_have_stopped_is_over():
     assert len(dealer.state()["epochs"]) == 1
 
 
-def test_an_epoch_that_all_have_died_in_goes_on_when_one_comes_back():
+def test_epoch_continues_when_a_dead_worker_returns():
     dealer = dealer_of(2)
     dealer.commit(0, dealer.take(0, FIRST).ticket)
     dealer.take(1, FIRST)
@@ -210,7 +210,7 @@ def test_an_epoch_that_all_have_died_in_goes_on_when_one_comes_back():
     assert sorted(finish(dealer, 1, FIRST)) == [(3, 6), (6, 9), (9, 10)]
 
 
-def test_a_worker_that_starts_again_passes_what_is_over():
+def test_restarted_worker_skips_finished_epochs():
     dealer = dealer_of(1)
     finish(dealer, 0, FIRST)
     dealer.begin(0, (0, 5), 10, 3, 7)  # initial_epoch=5
@@ -221,7 +221,7 @@ def test_a_worker_that_starts_again_passes_what_is_over():
     assert place(dealer.take(1, (0, 5))) == (0, 3)
 
 
-def test_a_worker_that_starts_again_passes_to_the_epoch_that_all_died_in():
+def test_restarted_worker_resumes_the_interrupted_epoch():
     dealer = dealer_of(1)
     finish(dealer, 0, FIRST)
     dealer.begin(0, (0, 1), 10, 3, 7)
@@ -255,7 +255,7 @@ def test_workers_without_a_batch_are_idle():
     assert dealer.idle == set()
 
 
-def test_what_an_unknown_worker_does_has_no_effect():
+def test_calls_of_an_unknown_worker_are_ignored():
     dealer = dealer_of(1)
     dealer.lost(8)
     dealer.leave(8)
@@ -264,7 +264,7 @@ def test_what_an_unknown_worker_does_has_no_effect():
     assert len(finish(dealer, 0, FIRST)) == 4
 
 
-def test_a_snapshot_holds_what_is_committed():
+def test_snapshot_restores_committed_batches():
     dealer = dealer_of(2)
     done, out = dealer.take(0, FIRST), dealer.take(1, FIRST)
     dealer.commit(0, done.ticket)
@@ -285,14 +285,14 @@ def test_a_snapshot_holds_what_is_committed():
     assert restored.take(1, FIRST) == Over()
 
 
-def test_a_snapshot_of_a_new_dealer():
+def test_snapshot_of_a_new_dealer_is_restored():
     restored = Dealer()
     restored.restore(json.loads(json.dumps(Dealer().state())))
     restored.begin(0, FIRST, 2, 1, None)
     assert finish(restored, 0, FIRST) == [(0, 1), (1, 2)]
 
 
-def test_a_ticket_of_before_a_restart_is_no_ticket_of_after():
+def test_tickets_differ_after_a_restart():
     """The same worker, the same number of hand-outs, and another batch."""
     state = dealer_of(1).state()
     tickets = set()
@@ -418,7 +418,7 @@ def test_every_sample_is_committed_once_whatever_happens(seed):
     assert simulation.dealer.state()["epochs"] == []
 
 
-def test_what_waits_in_a_snapshot_is_dealt_again_in_its_own_epoch():
+def test_uncommitted_batches_of_a_snapshot_keep_their_epoch():
     """Worker 0 has gone on to the second epoch. Of each epoch a committed batch waits for others' gradients."""
     second = (0, 1)
     dealer = dealer_of(2, samples=4, batch_size=1)

@@ -42,7 +42,7 @@ def test_a_batch_of_a_stream_is_kept_until_it_is_committed():
     assert not dealer._epochs[FIRST].content
 
 
-def test_a_stream_brings_each_batch_once_and_in_order():
+def test_repeated_and_early_stream_batches_are_ignored():
     dealer = stream_of(1)
     for number in (0, 0, 2, 1):
         dealer.bring(FIRST, number, number)
@@ -50,7 +50,7 @@ def test_a_stream_brings_each_batch_once_and_in_order():
     assert [dealer.take(0, FIRST).content for _ in range(2)] == [0, 1]
 
 
-def test_a_stream_has_room_for_a_batch_of_each_worker_and_one():
+def test_stream_has_room_for_one_batch_more_than_workers():
     dealer = stream_of(2)
     for number in range(3):
         assert dealer.has_room(FIRST)
@@ -70,13 +70,13 @@ def test_an_empty_stream_is_over():
     assert dealer.has_room(FIRST)
 
 
-def test_a_stream_and_samples_are_not_the_same_data():
+def test_mixing_stream_and_samples_raises():
     dealer = stream_of(1)
     with pytest.raises(DealerError, match="has samples 10, and the worker that began it has samples in a stream"):
         dealer.begin(1, FIRST, 10, 1, None)
 
 
-def test_a_snapshot_lacks_streams_which_begin_again():
+def test_unfinished_stream_restarts_after_restoring_a_snapshot():
     dealer = stream_of(1)
     dealer.bring(FIRST, 0, "first")
     dealer.commit(0, dealer.take(0, FIRST).ticket)

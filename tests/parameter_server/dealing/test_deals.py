@@ -65,7 +65,7 @@ def test_batches_are_dealt_and_the_epoch_ends():
     assert talk.take(0)[-1].is_over
 
 
-def test_the_first_plan_counts():
+def test_first_workers_plan_applies_to_the_epoch():
     talk = Talk(workers=1)
     assert talk.begin(1, seed=8).seed == 7
     assert isinstance(talk.begin(1, samples=11), Refused)
@@ -79,7 +79,7 @@ def test_a_request_that_comes_again_gets_the_same_batch():
     assert talk.batch(1).start == 4
 
 
-def test_a_worker_without_a_batch_is_told_once_and_waits():
+def test_worker_without_a_batch_is_notified_once_and_waits():
     talk = Talk(samples=4)
     batch = talk.batch(0)
     assert [type(one) for one in talk.take(1)] == [NoBatch]
@@ -91,7 +91,7 @@ def test_a_worker_without_a_batch_is_told_once_and_waits():
     assert talk.idle == [{1}, set()]
 
 
-def test_a_worker_that_has_a_batch_waits_without_being_told():
+def test_worker_with_a_batch_waits_without_notification():
     talk = Talk(samples=8)
     talk.batch(0)
     other = talk.batch(1)
@@ -101,7 +101,7 @@ def test_a_worker_that_has_a_batch_waits_without_being_told():
     assert waiting[-1] == NoBatch(waiting[0].id, is_over=False), "now it has none"
 
 
-def test_those_that_wait_learn_that_the_epoch_is_over():
+def test_waiting_worker_is_told_that_the_epoch_is_over():
     talk = Talk(samples=4)
     batch = talk.batch(0)
     talk.take(1)
@@ -126,7 +126,7 @@ def test_a_lost_workers_batches_are_dealt_again():
     assert planned == Planned(talk.number, 7)
 
 
-def test_another_process_of_a_worker_does_not_have_its_batches():
+def test_new_process_of_a_worker_loses_the_old_batches():
     talk = Talk(samples=4)
     batch = talk.batch(0)
     talk.begin(0, incarnation=2, samples=4)
@@ -135,7 +135,7 @@ def test_another_process_of_a_worker_does_not_have_its_batches():
     assert talk.batch(0, incarnation=2).start == 0
 
 
-def test_a_worker_leaves():
+def test_batches_of_a_leaving_worker_are_dealt_again():
     talk = Talk(samples=8)
     talk.batch(0)
     talk.batch(0)
@@ -150,7 +150,7 @@ def test_a_worker_leaves():
     assert talk.left == [0]
 
 
-def test_a_batch_without_an_update_is_used_up():
+def test_skipped_batch_counts_as_committed():
     talk = Talk(workers=1, samples=4)
     ticket = talk.batch(0).ticket
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_a_late_copy_does_not_replace_a_request_that_waits():
     assert isinstance(waiting[-1], Dealt)
 
 
-def test_a_server_goes_on_from_its_books():
+def test_restored_server_deals_uncommitted_batches_again():
     """One of three batches is applied, one waits for others, and one is out: the last two are dealt again."""
     talk = Talk()
     applied, waits, _ = talk.batch(0), talk.batch(1), talk.batch(0)
@@ -193,7 +193,7 @@ def test_a_server_goes_on_from_its_books():
     assert answer.is_over
 
 
-def test_another_job_begins_its_epochs_anew():
+def test_state_of_another_job_is_ignored():
     talk = Talk(workers=1)
     for _ in range(3):
         talk.commit(0, talk.batch(0))
@@ -243,7 +243,7 @@ def test_a_stream_is_asked_for_more_when_there_is_room():
     assert talk.take(0)[-1].is_over
 
 
-def test_those_that_wait_for_a_stream_get_its_next_batch():
+def test_waiting_worker_gets_the_next_batch_of_a_stream():
     talk = Streaming()
     waiting = talk.take(1)
     assert [(type(one), one.awaited) for one in waiting] == [(Waiting, (0,))]
@@ -252,7 +252,7 @@ def test_those_that_wait_for_a_stream_get_its_next_batch():
     assert not talk.idle
 
 
-def test_a_stream_that_comes_again_goes_on_where_it_was():
+def test_restarted_stream_continues_after_the_received_batches():
     talk = Streaming()
     for number in range(2):
         talk.bring(number)
@@ -263,7 +263,7 @@ def test_a_stream_that_comes_again_goes_on_where_it_was():
 
 
 @pytest.mark.parametrize("how", ["it leaves", "it goes on to the next epoch"])
-def test_a_stream_ends_with_the_part_of_the_one_that_brings_it(how):
+def test_stream_ends_when_its_worker_leaves_the_epoch(how):
     talk = Streaming()
     (answer,) = talk.bring(0)
     assert answer.wanted == 1
@@ -284,7 +284,7 @@ def test_a_stream_ends_with_the_part_of_the_one_that_brings_it(how):
         assert talk.take(1, epoch=1)[-1].is_over
 
 
-def test_all_learn_that_a_stream_has_failed():
+def test_stream_failure_is_sent_to_all_workers():
     talk = Streaming()
     waiting = talk.take(1)
     talk.bring(0, is_end=True, failure="no such file")

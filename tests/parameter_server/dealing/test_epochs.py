@@ -55,7 +55,7 @@ class Reading:
         return self.found
 
 
-def test_an_epoch(served):
+def test_tickets_cover_each_epoch_in_order(served):
     epochs = served.epochs()
     assert list(epochs.tickets()) == [], "none has begun"
     for epoch in range(2):
@@ -68,7 +68,7 @@ def test_an_epoch(served):
         assert seen == list(range(10))
 
 
-def test_all_workers_have_the_order_of_the_first(served):
+def test_all_workers_use_the_first_workers_order(served):
     first, second = served.epochs(0, Plan(10, 4, 1)), served.epochs(1, Plan(10, 4, 2))
     first.begin(0)
     second.begin(0)
@@ -77,14 +77,14 @@ def test_all_workers_have_the_order_of_the_first(served):
     assert sorted(seen) == list(range(10))
 
 
-def test_other_data_are_refused(served):
+def test_different_data_raise(served):
     first, second = served.epochs(0), served.epochs(1, Plan(11, 4, None))
     first.begin(0)
     with pytest.raises(RefusedError, match="all workers must train on the same data"):
         second.begin(0)
 
 
-def test_a_worker_that_waits_says_so_and_marks_the_next_ticket(served):
+def test_waiting_worker_is_notified_and_marks_its_next_ticket(served):
     told = threading.Event()
     first, second = served.epochs(0, Plan(4, 4, None)), served.epochs(1, Plan(4, 4, None), when_idle=told.set)
     first.begin(0)
@@ -112,7 +112,7 @@ def test_closing_ends_a_thread_that_waits(served):
     assert reading.failure is None
 
 
-def test_a_worker_that_was_taken_for_lost_begins_again(served):
+def test_worker_considered_lost_gets_its_batches_again(served):
     epochs = served.epochs()
     epochs.begin(0)
     next(epochs.tickets())
@@ -133,7 +133,7 @@ def test_a_server_that_does_not_answer_is_an_error():
         assert epochs.failure is reading.failure
 
 
-def test_a_server_without_a_dealer_says_so():
+def test_server_without_a_dealer_raises():
     with serving() as server, contextlib.ExitStack() as stack:
         epochs = SharedEpochs(lambda: Connection(server.address, "ps 1", DEADLINE), 0, 0, PLAN)
         stack.callback(epochs.close)

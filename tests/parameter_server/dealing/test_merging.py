@@ -28,20 +28,20 @@ class Talk:
         return self.answers[worker]
 
 
-def test_all_get_what_all_have_given():
+def test_metrics_are_summed_over_workers():
     talk = Talk(0, 1)
     assert talk.give(0, 1, [2, 3]) == (Waiting(0, (1,)), [])
     assert talk.give(1, 10, [20, 30]) == (Merged(1), [11, [22, 33]])
     assert talk.answers[0] == (Merged(0), [11, [22, 33]])
 
 
-def test_each_array_has_its_rule():
+def test_each_metric_uses_its_own_reduction():
     talk, rules = Talk(0, 1), ("sum", "mean", "max", "min", "first")
     talk.give(1, 3, 3, 3, 3, 3, rules=rules)
     assert talk.give(0, 1, 1, 1, 1, 1, rules=rules)[1] == [4, 2, 3, 1, 1]
 
 
-def test_nobody_waits_for_a_worker_that_is_lost():
+def test_merge_does_not_wait_for_a_lost_worker():
     talk = Talk(0, 1)
     talk.give(0, 1)
     talk.workers[EPOCH] = frozenset({0})
@@ -57,7 +57,7 @@ def test_a_message_that_comes_twice_counts_once():
     assert talk.give(1, 10) == (Merged(1), [11])
 
 
-def test_one_that_comes_late_gets_what_the_others_had():
+def test_late_worker_gets_the_merged_metrics():
     talk = Talk(0)
     talk.give(0, 5)
     assert talk.give(1, 0) == (Merged(1), [5])
@@ -67,7 +67,7 @@ def test_one_that_comes_late_gets_what_the_others_had():
     assert talk.give(1, 0) == (Merged(1), [0]), "or its own, if that was too long ago"
 
 
-def test_other_metrics_are_refused():
+def test_different_metrics_are_refused():
     talk = Talk(0, 1)
     talk.give(0, 1)
     answer, _ = talk.give(1, 1, 2)

@@ -5,11 +5,11 @@ import numpy as np
 from tfdist.parameter_server.dealing.plan import Plan, order
 
 
-def test_the_number_of_batches():
+def test_last_partial_batch_counts():
     assert [Plan(samples, 4, None).batches for samples in (1, 4, 5, None)] == [1, 1, 2, None]
 
 
-def test_a_stream_has_an_order_of_its_own():
+def test_stream_has_an_empty_order():
     assert order(Plan(None, 1, 3), (0, 0)).size == 0
 
 
@@ -30,7 +30,7 @@ def test_an_order_is_the_same_in_every_version():
     np.testing.assert_array_equal(order(Plan(8, 2, 1), (0, 3)), [0, 3, 7, 1, 6, 4, 2, 5])
 
 
-def test_an_order_within_batches():
+def test_shuffling_within_batches_keeps_samples_in_their_batch():
     plan = Plan(10, 4, 3)
     places = order(plan, (0, 1), within_batches=True)
     for start in (0, 4, 8):

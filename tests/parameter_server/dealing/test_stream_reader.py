@@ -64,7 +64,7 @@ def test_workers_share_a_stream(served):
     assert sorted(own + found) == list(range(30))
 
 
-def test_no_more_is_read_than_there_is_room_for(served):
+def test_stream_is_read_only_while_there_is_room(served):
     read = []
 
     def stream():
@@ -98,7 +98,7 @@ def test_a_server_that_is_started_again_gets_the_stream_from_its_beginning():
     assert len(opened) == 2
 
 
-def test_a_process_that_comes_back_goes_on_where_the_stream_was(served):
+def test_restarted_worker_continues_the_stream(served):
     first, second = served.epochs(0, PLAN, stream=numbers(8)), served.epochs(1, PLAN)
     first.begin(0)
     second.begin(0)
@@ -141,7 +141,7 @@ def test_closing_ends_an_endless_stream(served):
     assert not thread.is_alive()
 
 
-def test_the_next_epoch_ends_what_is_left_of_this_one(served):
+def test_next_epoch_discards_the_rest_of_the_stream(served):
     epochs, other = served.epochs(plan=PLAN, stream=numbers(10**9)), served.epochs(1, PLAN)
     epochs.begin(0)
     other.begin(0)

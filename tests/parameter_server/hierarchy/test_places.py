@@ -21,7 +21,7 @@ def test_without_a_hierarchy_all_servers_are_roots():
     assert (places.server_of(CHIEF), places.chief) == (None, CHIEF)
 
 
-def test_the_first_are_roots_and_others_serve_the_workers_of_their_host():
+def test_servers_after_the_roots_serve_their_hosts_workers():
     places = places_of(tasks("a", "b", "b", "a"), PerHost(roots=2))
     assert places.roots == (4, 5)
     assert places.workers == {6: (FAR,), 7: (CHIEF, NEAR)}
@@ -30,11 +30,11 @@ def test_the_first_are_roots_and_others_serve_the_workers_of_their_host():
     assert places.chief == 7
 
 
-def test_a_chief_without_a_server_on_its_host():
+def test_chief_without_host_server_stays_chief_of_roots():
     assert places_of(tasks("a", "b"), PerHost()).chief == CHIEF
 
 
-def test_evaluators_do_not_train():
+def test_host_server_does_not_serve_evaluators():
     assert places_of(tasks("c", "b"), PerHost()).workers == {5: (FAR,)}
 
 
@@ -49,6 +49,6 @@ def test_evaluators_do_not_train():
         (("a", "d"), r"ps 1 \(d:6\) would be the server of host d, where no worker is. Write the host of its address"),
     ],
 )
-def test_clusters_that_cannot_be(servers, why):
+def test_invalid_server_placement_raises(servers, why):
     with pytest.raises(ClusterSpecError, match=why):
         places_of(tasks(*servers), PerHost())

@@ -114,7 +114,7 @@ def test_every_asynchronous_update_counts_once():
         assert sum(reported(running[0]).staleness.values()) == 33
 
 
-def test_an_answer_has_the_workers_own_update_and_staleness_is_that_of_its_values():
+def test_staleness_is_that_of_the_workers_values():
     with tree(Asynchronous(), Asynchronous(), (0, 1)) as (sessions, running, servers):
         for number in (1, 2, 3):
             arrays = sessions[1].whole(sessions[1].step(ones(sessions[1])))
@@ -126,7 +126,7 @@ def test_an_answer_has_the_workers_own_update_and_staleness_is_that_of_its_value
         assert reported(servers[0]).version == 4
 
 
-def test_gradients_of_a_host_are_joined_without_waiting():
+def test_softsync_averages_gradients_within_a_host():
     with tree(Asynchronous(), SoftSync(1), (0, 1)) as (sessions, running, _):
         sessions[0].step(ones(sessions[0]))
         assert reported(running[0]).version == 0
@@ -135,7 +135,7 @@ def test_gradients_of_a_host_are_joined_without_waiting():
         assert loss(sessions[1]) == 1.0, "the mean of two"
 
 
-def test_a_push_that_a_server_of_a_host_has_made_before_it_died_counts_once():
+def test_push_repeated_to_a_restarted_host_server_counts_once():
     with serving(Asynchronous()) as root:
         with hosting([root], Asynchronous(), (0, 1)) as first, workers_of(first, 0, 1) as sessions:
             begin(sessions)
@@ -155,7 +155,7 @@ def test_a_push_that_a_server_of_a_host_has_made_before_it_died_counts_once():
             assert loss(others[0]) == 4.0
 
 
-def test_workers_go_on_with_a_server_of_a_host_that_comes_back():
+def test_workers_continue_with_a_restarted_host_server():
     with serving(Asynchronous()) as root, contextlib.ExitStack() as stack:
         with hosting([root], Asynchronous(), (0, 1)) as first:
             sessions = stack.enter_context(workers_of(first, 0, 1))
@@ -168,7 +168,7 @@ def test_workers_go_on_with_a_server_of_a_host_that_comes_back():
 
 
 @pytest.mark.parametrize("is_over", [True, False])
-def test_roots_drop_a_model_that_all_have_gone_on_from(is_over):
+def test_roots_drop_a_model_that_all_hosts_left(is_over):
     with serving(Asynchronous(), chief=10) as root:
         with contextlib.ExitStack() as stack:
             hosts = [stack.enter_context(hosting([root], Asynchronous(), (n,), 10 + n)) for n in range(2)]
@@ -185,7 +185,7 @@ def test_roots_drop_a_model_that_all_have_gone_on_from(is_over):
         connection.close()
 
 
-def test_a_worker_that_dies_keeps_nobody_waiting():
+def test_other_workers_continue_after_a_worker_dies():
     with tree(Synchronous(), Synchronous(), (0, 1), (2,)) as (sessions, _, servers):
         on_all(sessions, lambda worker, session: session.step(ones(session)))
         servers[0].lost(1)
@@ -209,7 +209,7 @@ def test_hosts_may_make_different_numbers_of_steps():
         assert reported(running[0]).version == 5, "3 of the first call, 2 of the second"
 
 
-def test_nobody_waits_for_a_host_whose_workers_pause():
+def test_other_hosts_do_not_wait_for_suspended_workers():
     with tree(BoundedStaleness(1), Asynchronous(), (0, 1), (2,)) as (sessions, _, _):
         on_all(sessions, lambda worker, session: session.step(ones(session)) if worker else None)
         sessions[1].suspend()
@@ -217,7 +217,7 @@ def test_nobody_waits_for_a_host_whose_workers_pause():
         assert loss(sessions[2]) == 5.0
 
 
-def test_the_chiefs_rate_and_values_and_the_roots_slots():
+def test_learning_rate_values_and_slots_pass_through_host_servers():
     with tree(Asynchronous(), Asynchronous(), (0,), (1,), momentum=0.5, roots=2) as (sessions, _, _):
         chief, other = sessions
         chief.step(ones(chief), rate=0.5)
@@ -232,7 +232,7 @@ def test_the_chiefs_rate_and_values_and_the_roots_slots():
             np.testing.assert_allclose(average, -0.75)
 
 
-def test_another_model_on_another_host_is_an_error_that_names_it():
+def test_different_model_on_another_host_raises():
     model = Model(PATHS, [(5,), *SHAPES[1:]], [np.dtype(np.float32)] * 4, 1, [True] * 4)
     with tree(Asynchronous(), Asynchronous(), (0,), (1,), begun=False) as (sessions, _, servers):
         sessions[0].begin(*described(), first_state)
@@ -254,7 +254,7 @@ def test_roots_that_are_gone_are_an_error_on_workers():
             session.step(ones(session))
 
 
-def test_a_joined_push_is_as_old_as_its_oldest_part():
+def test_joined_push_has_staleness_of_its_oldest_gradient():
     with tree(Asynchronous(), SoftSync(1), (0, 1), (2,)) as (sessions, running, _):
         sessions[2].step(ones(sessions[2]))
         sessions[2].step(ones(sessions[2]))
@@ -265,7 +265,7 @@ def test_a_joined_push_is_as_old_as_its_oldest_part():
         assert reported(running[0]).staleness == {0: 2, 2: 1}
 
 
-def test_a_push_that_was_counted_when_the_way_to_the_roots_failed_is_answered(monkeypatch):
+def test_push_counted_before_connection_failure_is_answered(monkeypatch):
     """The worker pushes it once more, to the same server, which learns from the roots that it has counted."""
     stepped = host_shard._stepped
 

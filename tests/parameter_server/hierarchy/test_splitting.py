@@ -12,12 +12,12 @@ def arrays():
     return [np.asarray(generator.normal(size=shape), np.float32) for shape in SHAPES]
 
 
-def test_one_root_gets_all():
+def test_single_root_gets_all_gradients():
     gradients = PushedGradients(("dense",) * 4, WHOLE.layout().vectors(arrays()))
     assert split_by_root(gradients, WHOLE, model_of(1)) == [gradients]
 
 
-def test_dense_gradients():
+def test_split_dense_gradients_join_to_the_original():
     model, given = model_of(2), arrays()
     parts = split_by_root(PushedGradients(("dense",) * 4, WHOLE.layout().vectors(given)), WHOLE, model)
     found = [

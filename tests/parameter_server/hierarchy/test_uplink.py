@@ -22,7 +22,7 @@ def made():
     assert connections == ["closed"]
 
 
-def test_results_come_in_their_order_on_the_thread_of_the_server(made):
+def test_results_arrive_in_order_on_the_servers_thread(made):
     uplink, posted, failures, _ = made
     found = []
     uplink.ask(lambda session: session[0], found.append)
@@ -35,7 +35,7 @@ def test_results_come_in_their_order_on_the_thread_of_the_server(made):
     assert failures == []
 
 
-def test_a_failure_ends_it(made):
+def test_uplink_reports_a_failure(made):
     uplink, posted, failures, _ = made
 
     def fail(session):
@@ -46,7 +46,7 @@ def test_a_failure_ends_it(made):
     assert [str(failure) for failure in failures] == ["lost"]
 
 
-def test_nobody_waits_for_one_that_is_abandoned(made):
+def test_abandoned_request_posts_no_result(made):
     uplink, posted, failures, _ = made
     begun, found = queue.Queue(), []
 

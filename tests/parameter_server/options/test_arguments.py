@@ -50,13 +50,13 @@ def test_values_of_another_type_or_range_are_errors(given, error, message):
     ],
     ids=str,
 )
-def test_modes_say_whether_workers_wait_and_servers_average(given, averages, waits, bound):
+def test_modes_determine_waiting_averaging_and_bound(given, averages, waits, bound):
     arguments = Arguments(**given)
     assert (arguments.averages, arguments.bound) == (averages, bound)
     assert waits is None or arguments.workers_wait is waits
 
 
-def test_pushes_say_how_they_are_compressed_and_who_makes_updates():
+def test_pushes_determine_compression_and_update_maker():
     gradients = Arguments(pushes=Gradients(compression=Int8(), prefetch=1, sparse="lazy"))
     assert (gradients.makes_updates, gradients.is_lazy, gradients.gradients.prefetch) == (False, True, 1)
     assert repr(gradients.compression) == repr(as_policy(Int8()))
@@ -68,7 +68,7 @@ def test_pushes_say_how_they_are_compressed_and_who_makes_updates():
     assert (Arguments(pushes=Hogwild()).makes_updates, Arguments(pushes=Hogwild()).compression) == (True, None)
 
 
-def test_servers_say_where_their_state_is_kept():
+def test_servers_determine_snapshots_copies_and_hierarchy():
     arguments = Arguments(servers=Servers(snapshots=Path("a"), snapshot_seconds=5.0, copies=1))
     assert (arguments.snapshots, arguments.has_copies, arguments.hierarchy) == ((Path("a"), 5.0), True, None)
     hierarchy = PerHost(SoftSync(2), 3)

@@ -53,7 +53,7 @@ COMPENSATED = Asynchronous(DelayCompensated(0.1))
         ({"servers": PerHost(), "synchronization": COMPENSATED}, "joins gradients"),
     ],
 )
-def test_what_does_not_go_together(given, message):
+def test_incompatible_options_raise(given, message):
     with pytest.raises(ValueError, match=f"{message}.*Leave one of the two out"):
         Arguments(**given)
 
@@ -69,9 +69,9 @@ def test_what_does_not_go_together(given, message):
         {"data": "shared", "pushes": Gradients(Int8()), "servers": Servers(copies=1), "synchronization": Synchronous()},
     ],
 )
-def test_what_does(given):
+def test_compatible_options_are_accepted(given):
     Arguments(**given)
 
 
-def test_the_docs_have_the_same_table():
+def test_docs_contain_the_table_of_combinations():
     assert combinations.table() in DOCS.read_text()

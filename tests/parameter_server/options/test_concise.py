@@ -9,11 +9,11 @@ class Options(Concise):
     more: str | None = None
 
 
-def test_what_has_its_default_is_left_out():
+def test_repr_omits_default_values():
     assert repr(Options(1)) == "Options(needed=1)"
     assert repr(Options(1, "a")) == "Options(needed=1, more='a')"
 
 
-def test_what_has_no_text_of_its_own_has_no_address():
+def test_repr_of_plain_objects_has_no_address():
     assert text_of(object()) == "object"
     assert repr(Options(1, object())) == "Options(needed=1, more=object)"

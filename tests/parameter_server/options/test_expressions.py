@@ -44,12 +44,12 @@ def test_calls_and_literals_are_read(text, value):
         "object()",
     ],
 )
-def test_nothing_else_has_a_meaning(text):
+def test_other_python_expressions_are_refused(text):
     with pytest.raises(ExpressionError, match="not one of tfdist's own choices"):
         read(text, KNOWN)
 
 
 @pytest.mark.parametrize("text", ["pair(", "pair()", "positive(-1)", "1; 2", "(" * 5000, "'" + "x" * (1 << 16) + "'"])
-def test_what_cannot_be_read_is_an_error(text):
+def test_invalid_expressions_raise(text):
     with pytest.raises(ExpressionError):
         read(text, KNOWN)

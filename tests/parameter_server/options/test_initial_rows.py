@@ -38,7 +38,7 @@ def test_uniform_rows_fill_their_range():
     np.testing.assert_allclose(np.corrcoef(rows.T), np.eye(4), atol=0.03)
 
 
-def test_normal_rows():
+def test_normal_rows_have_mean_deviation_and_kurtosis():
     rows = (InitialRows("normal", scale=0.1, mean=-1.0, seed=-5).rows(np.arange(20000), 3, FLOAT32) + 1) / 0.1
     np.testing.assert_allclose(rows.mean(axis=0), 0, atol=0.03)
     np.testing.assert_allclose(rows.std(axis=0), 1, atol=0.03)
@@ -46,16 +46,16 @@ def test_normal_rows():
     np.testing.assert_allclose(np.corrcoef(rows.T), np.eye(3), atol=0.03)
 
 
-def test_a_constant():
+def test_zero_scale_gives_constant_rows():
     rows = InitialRows(scale=0.0, mean=0.25).rows(KEYS, 3, FLOAT32)
     np.testing.assert_array_equal(rows, np.full((8, 3), 0.25, np.float32))
 
 
-def test_no_keys():
+def test_empty_keys_give_no_rows():
     assert InitialRows().rows(KEYS[:0], 3, FLOAT32).shape == (0, 3)
 
 
-def test_what_is_refused():
+def test_invalid_distribution_or_scale_raises():
     with pytest.raises(ValueError, match='"uniform" or "normal"; got \'zeros\''):
         InitialRows("zeros")
     with pytest.raises(ValueError, match="scale must be at least 0"):

@@ -8,7 +8,7 @@ from tfdist.parameter_server.options.key_hash import GAMMA, mix, server_of
 EXTREMES = np.array([np.iinfo(np.int64).min, -1, 0, 1, np.iinfo(np.int64).max])
 
 
-def test_mixing_is_that_of_splitmix64():
+def test_mixing_equals_splitmix64():
     """The first outputs of the generator with seed 0."""
     states = np.arange(1, 4, dtype=np.uint64) * np.uint64(GAMMA)
     assert [hex(word) for word in mix(states).tolist()] == [
@@ -18,7 +18,7 @@ def test_mixing_is_that_of_splitmix64():
     ]
 
 
-def test_the_argument_stays():
+def test_mixing_does_not_change_its_argument():
     keys = np.arange(5)
     mix(keys)
     np.testing.assert_array_equal(keys, np.arange(5))
@@ -50,6 +50,6 @@ def test_keys_are_dealt_evenly_whatever_their_pattern(servers, step):
     assert counts.max() < 1150
 
 
-def test_without_servers():
+def test_zero_servers_raise():
     with pytest.raises(ValueError, match="number of servers must be from 1"):
         server_of(EXTREMES, 0)

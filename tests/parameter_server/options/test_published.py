@@ -52,7 +52,7 @@ GIVEN = [
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=str)
-def test_a_server_makes_of_them_what_the_worker_has(given):
+def test_encoded_options_decode_to_equal_options(given):
     found = published.decode(of(**given).encode())
     assert found == of(**given)
     assert found.own == ()
@@ -63,7 +63,7 @@ def test_a_server_makes_of_them_what_the_worker_has(given):
     assert made.synchronization.late == given.get("synchronization", Asynchronous()).late
 
 
-def test_options_that_differ_are_named():
+def test_different_options_raise_and_are_named():
     published.check_equal(of(servers=Servers(snapshots="a")), of(servers=Servers(snapshots="b")), "ps 0")
     with pytest.raises(MismatchError, match=r"has synchronization=Asynchronous\(\) on this task, and sy.*\(steps=2\)"):
         published.check_equal(of(), of(BoundedStaleness(2)), "chief 0 (host:1)")
@@ -112,26 +112,26 @@ class OwnMethod(c.Int8):
         ("pushes", LocalSteps(2, OwnMethod())),
     ],
 )
-def test_classes_of_a_users_need_the_script(name, value):
+def test_user_defined_classes_need_the_script(name, value):
     found = published.decode(of(**{name: value}).encode())
     assert found.own == (name,)
     with pytest.raises(TfdistError, match=f"{name} is .*of a class that is not tfdist's own.* Run the script on the"):
         found.made(name)
 
 
-def test_classes_of_a_users_are_compared_all_the_same():
+def test_user_defined_classes_are_compared():
     published.check_equal(of(Asynchronous(Plain())), of(Asynchronous(Plain())), "ps 0")
     with pytest.raises(MismatchError, match="Halved"):
         published.check_equal(of(Asynchronous(Halved(0.5))), of(Asynchronous(Halved(0.25))), "ps 0")
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"synchronization": 1}', "[]"])
-def test_what_is_no_description_is_an_error(text):
+def test_invalid_descriptions_raise(text):
     with pytest.raises(TfdistError, match="invalid options"):
         published.decode(text)
 
 
-def test_what_was_tampered_with_is_not_executed():
+def test_manipulated_descriptions_are_not_executed():
     text = of().encode().replace("Asynchronous()", "__import__('os').getpid()")
     with pytest.raises(TfdistError, match="is not tfdist's own"):
         published.decode(text).made("synchronization")

@@ -17,18 +17,18 @@ from tfdist.parameter_server.options.pushes import policy_of
         lambda: ElasticAveraging(rate=1.5),
     ],
 )
-def test_wrong_numbers(make):
+def test_invalid_numbers_raise(make):
     with pytest.raises(ValueError, match="must be"):
         make()
 
 
 @pytest.mark.parametrize("prefetch", [2, -1, True])
-def test_a_prefetch_that_cannot_be(prefetch):
+def test_invalid_prefetch_raises(prefetch):
     with pytest.raises(ValueError, match=r"Gradients\(prefetch=…\) must be 0 or 1; got"):
         Gradients(prefetch=prefetch)
 
 
-def test_sparse_updates_that_cannot_be():
+def test_invalid_sparse_updates_raise():
     with pytest.raises(ValueError, match='must be "exact" or "lazy"; got \'row\''):
         Gradients(sparse="row")
 
@@ -42,12 +42,12 @@ def test_sparse_updates_that_cannot_be():
         lambda: ElasticAveraging(compression="int8"),
     ],
 )
-def test_what_is_no_compression(make):
+def test_invalid_compression_raises(make):
     with pytest.raises(TypeError, match="compression must be"):
         make()
 
 
-def test_compression_is_a_policy():
+def test_compression_is_converted_to_a_policy():
     assert policy_of(None) is None
     assert repr(policy_of(Int8())) == repr(as_policy(Int8()))
     assert policy_of(chosen := as_policy(Int8())) is chosen

@@ -13,7 +13,7 @@ def evicted(policy, keys, uses, last_used, new=0, kept=NONE):
     return sorted(keys[policy.surplus(keys, uses, last_used, new, np.asarray(kept, np.int64))].tolist())
 
 
-def test_the_least_recently_used_of_these_the_least_used():
+def test_least_recently_used_rows_are_evicted_first():
     policy = RowPolicy(max_rows=4)
     state = {"keys": [10, 11, 12, 13], "uses": [5, 9, 1, 7], "last_used": [3, 2, 2, 8]}
     assert evicted(policy, **state) == []
@@ -24,7 +24,7 @@ def test_the_least_recently_used_of_these_the_least_used():
     assert evicted(policy, **state, new=9, kept=[2]) == [10, 11, 13]
 
 
-def test_the_least_used_of_these_the_least_recently_used():
+def test_least_used_rows_are_evicted_first():
     policy = RowPolicy(max_rows=4, evict_first="least_used")
     state = {"keys": [10, 11, 12, 13], "uses": [5, 1, 1, 7], "last_used": [3, 6, 2, 1]}
     assert evicted(policy, **state, new=1) == [12]
@@ -32,11 +32,11 @@ def test_the_least_used_of_these_the_least_recently_used():
     assert evicted(policy, **state, new=4) == [10, 11, 12, 13]
 
 
-def test_no_bound():
+def test_unbounded_table_evicts_nothing():
     assert evicted(RowPolicy(), [1, 2], [1, 1], [0, 0], new=1000) == []
 
 
-def test_a_full_table_makes_more_room():
+def test_full_table_evicts_a_sixteenth_more():
     """A sixteenth of it."""
     keys = np.arange(64)
     assert evicted(RowPolicy(max_rows=64), keys, np.ones(64), keys, new=1) == [0, 1, 2, 3, 4]
@@ -45,7 +45,7 @@ def test_a_full_table_makes_more_room():
 
 @pytest.mark.parametrize("first", ["least_recently_used", "least_used"])
 @pytest.mark.parametrize("seed", range(5))
-def test_random_tables(first, seed):
+def test_evictions_from_random_tables_equal_a_sorted_list(first, seed):
     generator = np.random.default_rng(seed)
     keys = generator.permutation(500)[:100] - 250
     uses, last_used = generator.integers(0, 4, 100), generator.integers(0, 4, 100)
@@ -59,12 +59,12 @@ def test_random_tables(first, seed):
     assert evicted(RowPolicy(max_rows=100, evict_first=first), keys, uses, last_used, new, kept) == expected
 
 
-def test_expired_rows():
+def test_rows_unused_for_evict_after_steps_expire():
     policy = RowPolicy(evict_after=3)
     assert policy.expired(np.array([0, 5, 6, 7, 10]), 10).tolist() == [0, 1, 2]
 
 
-def test_how_often_rows_are_searched():
+def test_search_for_expired_rows_runs_eight_times_per_period():
     assert [now for now in range(1, 7) if RowPolicy(evict_after=3).is_time_to_search(now)] == [1, 2, 3, 4, 5, 6]
     assert [now for now in range(1, 21) if RowPolicy(evict_after=40).is_time_to_search(now)] == [5, 10, 15, 20]
     assert not any(RowPolicy().is_time_to_search(now) for now in range(1, 20))
@@ -81,6 +81,6 @@ def test_how_often_rows_are_searched():
         ({"evict_first": "oldest"}, r"evict_first=…\) must be .*; got 'oldest'"),
     ],
 )
-def test_what_is_refused(arguments, message):
+def test_invalid_arguments_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         RowPolicy(**arguments)

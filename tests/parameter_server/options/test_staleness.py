@@ -22,7 +22,7 @@ from tfdist.parameter_server.options.staleness import (
         (DelayCompensated(), [1, 1, 1, 1]),
     ],
 )
-def test_what_a_gradient_is_worth(policy, scales):
+def test_policies_scale_gradients_by_staleness(policy, scales):
     assert [policy.scale(staleness) for staleness in (0, 1, 2, 10)] == scales
 
 
@@ -36,6 +36,6 @@ def test_what_a_gradient_is_worth(policy, scales):
         lambda: DelayCompensated(decay=1),
     ],
 )
-def test_wrong_numbers(make):
+def test_invalid_numbers_raise(make):
     with pytest.raises(ValueError, match="must be"):
         make()

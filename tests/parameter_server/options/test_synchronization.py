@@ -24,7 +24,7 @@ from tfdist.parameter_server.options.synchronization import (
         (Synchronous(backup_workers=5), [1, 1, 4]),
     ],
 )
-def test_how_many_gradients_make_an_update(mode, quorums):
+def test_quorum_depends_on_mode_and_workers(mode, quorums):
     assert [mode.quorum(members) for members in (1, 4, 9)] == quorums
 
 
@@ -39,7 +39,7 @@ def test_how_many_gradients_make_an_update(mode, quorums):
         lambda: Synchronous("2"),
     ],
 )
-def test_wrong_numbers(make):
+def test_invalid_numbers_raise(make):
     with pytest.raises(ValueError, match="must be a whole number of at least"):
         make()
 
@@ -55,13 +55,13 @@ class OfOnesOwn(Synchronization):
     """A mode of a user's."""
 
 
-def test_late_gradients_count_as_they_are_where_nothing_else_is_said():
+def test_late_gradients_are_unscaled_by_default():
     modes = Asynchronous(), BoundedStaleness(2), SoftSync(), Synchronous(), OfOnesOwn()
     assert {mode.late for mode in modes} == {Unscaled()}
     assert BoundedStaleness(2, Inverse()).late == Inverse()
 
 
-def test_texts_have_what_was_given():
+def test_repr_contains_given_arguments_only():
     assert [repr(one) for one in (Asynchronous(), SoftSync(2, Inverse()))] == [
         "Asynchronous()",
         "SoftSync(n=2, late=Inverse())",

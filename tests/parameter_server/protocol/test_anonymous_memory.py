@@ -39,7 +39,7 @@ def test_another_process_maps_it(made):
 
 
 @pytest.mark.parametrize("of", ["token", "size", "process", "file", "anything"])
-def test_what_is_no_such_memory_is_not_mapped(made, of, tmp_path):
+def test_other_memory_or_files_are_not_mapped(made, of, tmp_path):
     _, where = made
     with open(tmp_path / "file", "wb+") as other:
         other.write(where.token)
@@ -55,7 +55,7 @@ def test_what_is_no_such_memory_is_not_mapped(made, of, tmp_path):
     assert anonymous_memory.open_memory(where, SIZE) is not None
 
 
-def test_what_there_is_no_room_for_is_an_error_and_leaves_nothing_open():
+def test_too_large_memory_raises_and_leaks_no_descriptor():
     before = held()
     with pytest.raises(OSError, match=r"space|memory|large"):
         anonymous_memory.make(1 << 60, is_reserved=True)

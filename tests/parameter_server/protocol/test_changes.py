@@ -13,7 +13,7 @@ def found(one, edition):
     return {place: rows.tolist() for place, rows in one.since(edition).items()}
 
 
-def test_rows_that_are_newer_than_an_edition():
+def test_rows_changed_since_an_edition_are_found():
     one = changes()
     editions = [one.edition]
     for rows in ({0: np.array([7, 3, 7])}, {3: np.array([0])}, {0: np.array([3]), 3: np.array([], np.int64)}):
@@ -26,7 +26,7 @@ def test_rows_that_are_newer_than_an_edition():
     assert found(one, editions[3]) == {0: [], 3: []}
 
 
-def test_whole_variables_are_sent_to_who_has_not_read_since():
+def test_densely_changed_variables_are_sent_whole():
     one = changes()
     one.note([], {0: np.array([1])})
     before = one.edition
@@ -47,7 +47,7 @@ def test_many_rows_are_sent_whole():
         assert (0 in one.since(before)) is is_sent
 
 
-def test_what_another_server_has_counted_is_old():
+def test_editions_of_another_server_count_as_old():
     one, other = changes(), changes()
     for each in (one, other):
         each.note([], {0: np.array([1])})

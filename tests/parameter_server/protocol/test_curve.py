@@ -10,14 +10,14 @@ from tfdist.parameter_server.worker import client
 KEYS = Keys.of_secret(b"secret")
 
 
-def test_keys_are_those_of_the_secret():
+def test_keys_are_derived_from_the_secret():
     assert Keys.of_secret(b"") is None
     assert Keys.of_secret(b"secret") == KEYS
     assert len({KEYS.server, KEYS.client, Keys.of_secret(b"other").server}) == 3
     assert len(KEYS.server) == 40
 
 
-def test_those_who_know_the_secret_train():
+def test_worker_with_the_secret_trains():
     with serving(keys=KEYS) as server, connected(server, keys=KEYS) as one:
         attach(one)
         create(one)
@@ -25,7 +25,7 @@ def test_those_who_know_the_secret_train():
         np.testing.assert_array_equal(pull(one), np.full(SIZE, -1, np.float32))
 
 
-def test_a_server_that_refuses_the_handshake_for_long(monkeypatch):
+def test_request_times_out_if_the_handshake_is_refused(monkeypatch):
     """Sent again and again, a request finds no connection; it must not wait for one."""
     monkeypatch.setattr(client, "_AGAIN_SECONDS", 0.05)
     with (
@@ -37,7 +37,7 @@ def test_a_server_that_refuses_the_handshake_for_long(monkeypatch):
 
 
 @pytest.mark.parametrize("keys", [None, Keys.of_secret(b"other"), Keys(Keys.of_secret(b"x").server, KEYS.client)])
-def test_nobody_else_is_heard(keys):
+def test_workers_with_other_keys_are_ignored(keys):
     with serving(keys=KEYS) as server, connected(server, keys=KEYS) as known:
         attach(known)
         with connected(server, timeout=0.5, keys=keys) as stranger, pytest.raises(PeerLostError):
@@ -45,7 +45,7 @@ def test_nobody_else_is_heard(keys):
         create(known)
 
 
-def test_a_server_without_the_secret_is_not_believed():
+def test_worker_rejects_a_server_without_the_secret():
     for keys in (None, Keys.of_secret(b"other")):
         with (
             serving(keys=keys) as server,
@@ -55,7 +55,7 @@ def test_a_server_without_the_secret_is_not_believed():
             attach(one)
 
 
-def test_a_library_without_curve_is_told(monkeypatch):
+def test_zmq_without_curve_raises(monkeypatch):
     monkeypatch.setattr(zmq, "has", lambda feature: False)
     with pytest.raises(TfdistError, match="built without CURVE"):
         Keys.of_secret(b"secret")

@@ -34,7 +34,7 @@ OF = 1, 0, 2**62
         LeaveEpoch(*OF),
     ],
 )
-def test_workers_messages_travel(message):
+def test_workers_messages_survive_encoding(message):
     part = np.frombuffer(b"a batch", np.uint8)
     found, (array,) = FROM_WORKER.decode([bytes(frame) for frame in FROM_WORKER.encode(message, [part])])
     assert found == message
@@ -44,5 +44,5 @@ def test_workers_messages_travel(message):
 @pytest.mark.parametrize(
     "message", [Planned(1, None), Dealt(1, 2**60, 0, 32), Brought(1, None), Brought(1, 8), NoBatch(1, True), Merged(1)]
 )
-def test_servers_messages_travel(message):
+def test_servers_messages_survive_encoding(message):
     assert FROM_SERVER.decode(FROM_SERVER.encode(message))[0] == message

@@ -65,7 +65,7 @@ def distance(found, values):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_both_have_the_same_and_what_an_encoding_lacks_comes_later(method):
+def test_worker_and_server_copies_are_equal_and_converge(method):
     pair = Pair(method)
     found = pair.take(pair.push())
     assert distance(found, pair.values) == 0, "at first they are whole"
@@ -81,7 +81,7 @@ def test_both_have_the_same_and_what_an_encoding_lacks_comes_later(method):
     assert distance(found, pair.values) < 0.2 * first, "the parameters rest, and the worker's follow"
 
 
-def test_a_difference_is_short():
+def test_compressed_difference_is_smaller_than_whole_parameters():
     pair = Pair(c.TopK(0.01))
     whole = pair.push()
     pair.take(whole)
@@ -103,7 +103,7 @@ def test_a_push_that_comes_again_gets_the_same_answer():
     pair.assert_equal()
 
 
-def test_whole_ones_come_where_there_is_doubt():
+def test_whole_parameters_are_sent_after_state_is_lost():
     pair = Pair(c.TopK(0.1))
     for doubt in (lambda: pair.server.forget(0), pair.worker.forget):
         for _ in range(3):
@@ -118,7 +118,7 @@ def test_whole_ones_come_where_there_is_doubt():
         pair.assert_equal()
 
 
-def test_numbers_that_are_none_are_sent_whole():
+def test_nan_parameters_are_sent_uncompressed():
     pair = Pair(c.Int8())
     pair.take(pair.push())
     finite = pair.values[0]
@@ -129,7 +129,7 @@ def test_numbers_that_are_none_are_sent_whole():
     np.testing.assert_array_equal(pair.take(pair.push())[0], finite)
 
 
-def test_variables_without_a_method_and_those_by_rows_are_whole():
+def test_uncompressed_and_sparse_variables_are_sent_whole():
     pair = Pair(c.by_name({"v0": None}, otherwise=c.TopK(0.1)))
     pair.take(pair.push(rows=(2,)))
     pair.move()
@@ -149,14 +149,14 @@ def test_a_schedule_goes_by_the_workers_steps():
 
 
 @pytest.mark.parametrize("method", [c.DeepGradientCompression(0.01)])
-def test_methods_that_cannot_encode_differences(method):
+def test_methods_that_cannot_encode_differences_raise(method):
     pair = Pair(method)
     pair.push()
     with pytest.raises(ValueError, match="cannot compress with DeepGradientCompression"):
         pair.push()
 
 
-def test_answers_that_do_not_fit_are_refused():
+def test_missing_or_damaged_differences_raise():
     pair = Pair(c.Int8())
     pair.take(pair.push())
     lost, later = pair.push(), pair.push()
@@ -167,7 +167,7 @@ def test_answers_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_sessions_follow_several_servers(prefetch):
+def test_compressed_pulls_converge_with_several_servers(prefetch):
     """Also after a reading, and after a connection that was lost."""
     policy, generator = as_policy(c.TopK(0.2)), np.random.default_rng(3)
     shapes = [(500, 8), (9,)]

@@ -40,7 +40,7 @@ def test_arrays_are_received_as_they_were_sent():
         (("sparse", "none"), [ROWS[:, :2], INDICES], r"rows of shape \(2, 2\)"),
     ],
 )
-def test_what_does_not_fit_is_told(kinds, arrays, words):
+def test_gradients_that_do_not_fit_the_variables_raise(kinds, arrays, words):
     with pytest.raises(ValueError, match=words):
         PushedGradients.received(kinds, arrays, SHAPES)
 
@@ -60,7 +60,7 @@ def test_weighted_sums_of_dense_gradients():
     assert (as_arrays(weighted_sum([one], [0.5], SHAPES))[1] == 1).all()
 
 
-def test_rows_stay_rows():
+def test_weighted_sum_of_sparse_gradients_stays_sparse():
     total = weighted_sum([sparse(1), sparse(2)], [1.0, 0.5], SHAPES)
     rows, indices = total.sparse[0]
     np.testing.assert_array_equal(rows[:, 0], [1, 1, 0.5, 0.5])
@@ -68,7 +68,7 @@ def test_rows_stay_rows():
     assert (as_arrays(total)[1] == 2).all()
 
 
-def test_gradients_of_different_kinds():
+def test_weighted_sum_of_sparse_and_dense_is_dense():
     """Rows beside a dense one become dense; one that is absent adds nothing."""
     none = PushedGradients(("none", "dense"), [np.ones(3, np.float32)])
     total = weighted_sum([sparse(1), dense(2, 2), none], [1.0, 0.5, 1.0], SHAPES)
@@ -81,7 +81,7 @@ def test_gradients_of_different_kinds():
     assert weighted_sum([only, only], [1.0, 1.0], SHAPES).kinds == ("none", "none")
 
 
-def test_what_came_is_not_written_to():
+def test_weighted_sum_does_not_write_to_its_inputs():
     one, other = dense(1, 2), dense(3, 4)
     for vector in (*one.vectors, *other.vectors):
         vector.flags.writeable = False

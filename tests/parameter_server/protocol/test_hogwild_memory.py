@@ -22,7 +22,7 @@ def opened_again(made):
     return Memory.open(made.where, SHAPES)
 
 
-def test_what_one_writes_the_other_reads(made):
+def test_writes_are_visible_in_another_mapping(made):
     one, other = Writer(made, 1), Writer(opened_again(made), 2)
     one.add(0, np.ones((5, 3), np.float32))
     one.add(1, np.float64(2.5))
@@ -44,7 +44,7 @@ def test_arrays_do_not_overlap(made):
     assert all(begin % 64 == 0 for begin, _ in bounds)
 
 
-def test_rows_that_others_have_changed(made):
+def test_rows_changed_by_others_are_reported_once(made):
     one, other = Writer(made, 1), Writer(opened_again(made), 2)
     one.add_rows(0, np.array([1, 2]), np.ones((2, 3), np.float32))
     one.add_rows(0, np.array([2, 4]), np.ones((2, 3), np.float32))
@@ -60,7 +60,7 @@ def test_rows_that_others_have_changed(made):
     assert list(changed[2]) == [1]
 
 
-def test_a_ring_that_was_written_over(made):
+def test_overflow_of_a_ring_reports_all_rows(made):
     one, other = Writer(made, 1), Writer(opened_again(made), 2)
     rows = np.arange(5)
     for _ in range(memory.RING // 2 // 5 + 1):
@@ -70,7 +70,7 @@ def test_a_ring_that_was_written_over(made):
     assert list(other.changed_by_others([0])[0]) == [3]
 
 
-def test_staleness_is_counted(made):
+def test_updates_are_counted_by_staleness(made):
     one, other = Writer(made, 1), Writer(opened_again(made), 2)
     one.count()
     one.count()

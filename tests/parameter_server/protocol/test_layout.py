@@ -14,7 +14,7 @@ def arrays():
     ]
 
 
-def test_arrays_come_back_out_of_vectors():
+def test_arrays_survive_concatenation_into_vectors():
     layout = Layout(SHAPES, DTYPES)
     vectors = layout.vectors(arrays())
     assert [(vector.dtype.name, vector.shape) for vector in vectors] == [("float32", (12,)), ("float64", (1,))]
@@ -24,7 +24,7 @@ def test_arrays_come_back_out_of_vectors():
         assert one.base is not None, "a view"
 
 
-def test_what_is_not_included_takes_no_room():
+def test_excluded_arrays_take_no_space():
     layout = Layout(SHAPES, DTYPES, [False, False, True, True])
     vectors = layout.vectors([None, None, *arrays()[2:]])
     assert (layout.dtypes, layout.lengths) == ((np.dtype("float32"),), (6,))
@@ -36,6 +36,6 @@ def test_what_is_not_included_takes_no_room():
 @pytest.mark.parametrize(
     "vectors", [[], [np.zeros(12, "f")], [np.zeros(12, "f"), np.zeros(1, "f")], [np.zeros(11, "f"), np.zeros(1)]]
 )
-def test_other_vectors_are_told(vectors):
+def test_vectors_of_other_dtypes_or_lengths_raise(vectors):
     with pytest.raises(ValueError, match=r"expected \[\('float32', \(12,\)\), \('float64', \(1,\)\)\]"):
         Layout(SHAPES, DTYPES).check(vectors)

@@ -27,7 +27,7 @@ def listening(address="127.0.0.1:0", keys=None):
             line.close()
 
 
-def test_a_free_port_is_taken():
+def test_port_zero_takes_a_free_port():
     with listening() as (_, address):
         host, _, port = address.rpartition(":")
         assert host == "127.0.0.1"
@@ -38,7 +38,7 @@ def test_a_free_port_is_taken():
             pass
 
 
-def test_a_name_that_is_none_is_an_error():
+def test_invalid_host_name_raises():
     with (
         pytest.raises(TfdistError, match=r"the parameter server's own address a\.\.b:1 cannot be"),
         listening("a..b:1"),
@@ -66,7 +66,7 @@ def test_frames_of_all_lengths_arrive_as_they_are(keys):
             other.close()
 
 
-def test_who_is_gone_is_not_answered():
+def test_answer_to_a_closed_connection_is_dropped():
     with listening() as (line, _):
         line.answer(b"nobody", [b"x"])
 
@@ -75,7 +75,7 @@ def test_who_is_gone_is_not_answered():
 @pytest.mark.parametrize(
     ("announced", "is_ended"), [(MAX_ENCRYPTED + 1, True), (8 << 30, True), (MAX_ENCRYPTED, False)]
 )
-def test_no_stranger_makes_a_server_hold_much(flags, announced, is_ended):
+def test_large_frame_before_the_handshake_closes_the_connection(flags, announced, is_ended):
     """Nothing beyond 64 KiB is read, and no memory found for it, before the handshake has shown who that is."""
     with listening(keys=KEYS) as (_, address), socket.create_connection(address.split(":"), DEADLINE) as stranger:
         stranger.sendall(GREETING)

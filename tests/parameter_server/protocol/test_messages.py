@@ -58,7 +58,7 @@ def test_a_message_of_the_other_direction_is_refused():
                 codec.decode([bytes(frame) for frame in codec.encode(message)])
 
 
-def test_kinds_of_gradients_are_known_ones():
+def test_unknown_kinds_of_gradients_are_refused():
     frames = [bytes(frame) for frame in m.FROM_WORKER.encode(m.Push(3, 3, 7, 5, 4, 9, 32.0, ("other",)))]
     with pytest.raises(InvalidMessageError, match="cannot be decoded"):
         m.FROM_WORKER.decode(frames)

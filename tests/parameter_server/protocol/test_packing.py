@@ -31,7 +31,7 @@ def sent(packer, unpacker, given, step):
 
 
 @pytest.mark.parametrize("method", [method for method in ALL if not method.momentum], ids=repr)
-def test_what_arrives_is_what_the_method_sends(method):
+def test_unpacked_gradients_equal_the_methods_own_decoding(method):
     """Over several steps, as methods have a state; with error feedback where they need it."""
     packer, unpacker, shapes = both(c.Schedule({0: method}), worker=3)
     (plain,) = {c.Schedule({0: method}).at(0)}
@@ -49,7 +49,7 @@ def test_what_arrives_is_what_the_method_sends(method):
             np.testing.assert_array_equal(shapes.layout().array(place, found.vectors).reshape(-1), expected)
 
 
-def test_what_was_not_sent_is_sent_later():
+def test_compression_error_is_sent_later():
     packer, unpacker, shapes = both(c.TopK(0.1))
     total, arrived = np.zeros(1430), np.zeros(1430)
     for step in range(60):
@@ -62,7 +62,7 @@ def test_what_was_not_sent_is_sent_later():
     np.testing.assert_allclose(arrived, total, atol=1e-4)
 
 
-def test_kinds_are_mixed_and_small_ones_are_left_alone():
+def test_small_and_sparse_gradients_are_sent_uncompressed():
     packer, unpacker, shapes = both(c.skip_small(c.Int8(), elements=100))
     layout = shapes.layout(("dense", "dense", "sparse"))
     dense = [np.ones(length, np.float32) for length in layout.lengths]
@@ -79,7 +79,7 @@ def test_kinds_are_mixed_and_small_ones_are_left_alone():
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float64, np.int32])
-def test_other_dtypes(dtype):
+def test_floats_are_compressed_and_integers_are_not(dtype):
     packer, unpacker, _ = both(c.Float16(), dtype)
     given = PushedGradients(("dense",) * 3, [np.ones(1430, dtype)])
     packed, found = sent(packer, unpacker, given, 0)
@@ -94,7 +94,7 @@ def test_schedules_go_by_the_workers_step():
     assert sent(packer, unpacker, gradients(shapes), 2)[0].kinds == ("packed",) * 3
 
 
-def test_gradients_that_are_not_finite_arrive_so():
+def test_nan_gradients_arrive_as_nan():
     packer, unpacker, shapes = both(c.TopK(0.1))
     given = gradients(shapes)
     given.vectors[0][5] = np.nan
@@ -104,7 +104,7 @@ def test_gradients_that_are_not_finite_arrive_so():
     assert np.isfinite(arrays[1]).all()
 
 
-def test_what_cannot_be_decoded_is_told():
+def test_invalid_packed_gradients_raise():
     packer, unpacker, shapes = both(c.PowerSGD(2))
     packed = packer.packed(gradients(shapes), 0)
     for wrong in (packed.rest[0][:-1], packed.rest[1], np.zeros(3, np.float32)):
@@ -117,7 +117,7 @@ def test_what_cannot_be_decoded_is_told():
 
 
 @pytest.mark.parametrize("choice", [c.FewerWorkers(1), c.DeepGradientCompression(0.1, momentum=0.9)])
-def test_methods_of_workers_that_go_together_are_refused(choice):
+def test_methods_that_need_synchronized_workers_raise(choice):
     packer, _, shapes = both(choice)
     with pytest.raises(ValueError, match="take every step together"):
         packer.packed(gradients(shapes), 0)

@@ -13,7 +13,7 @@ def noted(*messages):
     return programs.differences(messages[-1]), program
 
 
-def test_the_same_models_do_not_differ():
+def test_equal_models_have_no_differences():
     assert noted(begun(0), begun(1), begun(1, "b", 1), begun(0, "b", 1))[0] == []
 
 
@@ -23,24 +23,24 @@ def test_a_workers_model_is_compared_with_the_chiefs():
     assert why.startswith("another model than the chief's: variable 1 is y, the chief's is x.")
 
 
-def test_the_chiefs_is_compared_with_those_of_all():
+def test_chiefs_model_is_compared_with_all_workers():
     found, _ = noted(begun(1, "b"), begun(2), begun(3, "c"), begun(0))
     assert [message.worker for message, _ in found] == [1, 3]
     assert found[0][1].startswith("this task trains the model b, but the chief trains a.")
 
 
-def test_without_the_chief_nothing_differs():
+def test_models_without_a_chief_are_not_compared():
     assert noted(begun(1), begun(2, "b"))[0] == []
 
 
-def test_another_member_may_stand_for_the_chief():
+def test_another_task_can_replace_the_chief():
     programs = Programs(chief=7)
     for message in (begun(0), begun(7, "b"), begun(8)):
         programs.note(message)
     assert [message.worker for message, _ in programs.differences(begun(8))] == [8]
 
 
-def test_a_process_that_comes_again_may_leave_models_out():
+def test_restarted_process_may_skip_models():
     differences, program = noted(begun(0), begun(1), begun(1, "b", incarnation=2))
     assert differences == []
     assert not program.is_first

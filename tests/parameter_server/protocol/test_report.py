@@ -1,7 +1,7 @@
 from tfdist.parameter_server.protocol.report import ModelReport, WorkerReport, merge_reports
 
 
-def test_the_shards_of_a_model_are_one_model():
+def test_reports_of_several_servers_are_merged():
     """The second server has not yet counted the last push of worker 0, and has never seen worker 2."""
     first = ModelReport(
         *("Adam-1", 0, 3, 100, 7, 1000, 2000, {0: 5, 2: 2}),

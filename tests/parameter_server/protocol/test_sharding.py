@@ -44,7 +44,7 @@ def test_every_row_is_on_one_server(shapes, servers):
         assert held == nbytes
 
 
-def test_one_server_holds_all_of_it():
+def test_single_server_holds_all_rows():
     dealing = assign_shards([Variable((5, 3), 4), Variable((), 4)], 1)
     assert dealing.shards == ((Part(0, 0, 5), Part(1, 0, 1)),)
     assert dealing.imbalance == 1.0
@@ -58,7 +58,7 @@ def test_a_large_variable_is_split_by_rows():
     assert dealing.imbalance < 1.001
 
 
-def test_what_may_not_be_split_stays_whole():
+def test_unsplittable_variables_stay_whole():
     dealing = assign_shards([Variable((1000, 1024), 4, splits=False), Variable((1000, 1000), 4)], 2)
     assert sorted(len(shard) for shard in dealing.shards) == [1, 2]
     assert any(part == Part(0, 0, 1000) for part in itertools.chain.from_iterable(dealing.shards))
@@ -70,20 +70,20 @@ def test_small_variables_stay_whole():
     assert dealing.imbalance == 1.0
 
 
-def test_fewer_rows_than_servers():
+def test_variable_with_fewer_rows_than_servers_stays_whole():
     variables = [Variable((2, MIB), 4)]
     dealing = assign_shards(variables, 3)
     assert sorted(dealing.nbytes) == [0, 0, 8 * MIB]
     assert dealing.imbalance == 3.0
 
 
-def test_within_four_thirds_of_the_best():
+def test_largest_shard_is_within_four_thirds_of_the_mean():
     """Graham's bound, on sizes that whole variables could fill evenly."""
     sizes = [7, 7, 6, 6, 5, 5, 4, 4, 4]
     dealing = assign_shards([Variable((size,), 1) for size in sizes], 3)
     assert max(dealing.nbytes) <= 4 / 3 * sum(sizes) / 3
 
 
-def test_variables_need_a_server():
+def test_zero_servers_raise():
     with pytest.raises(ValueError, match="at least one server; got 0"):
         assign_shards([Variable((3,), 4)], 0)

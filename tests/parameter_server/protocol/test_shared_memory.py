@@ -38,7 +38,7 @@ def arrays(seed):
     return [generator.integers(0, 255, size, np.uint8) for size in (300_001, 0, 77)]
 
 
-def test_arrays_are_where_the_locator_says(pair):
+def test_arrays_are_restored_from_the_locator(pair):
     made, opened = pair
     sent = []
     for slot in (0, 1):
@@ -57,7 +57,7 @@ def test_arrays_are_where_the_locator_says(pair):
 
 
 @pytest.mark.parametrize("size", [100, AREA + 1])
-def test_what_is_small_or_does_not_fit_stays_in_frames(pair, size):
+def test_small_and_oversized_arrays_stay_in_frames(pair, size):
     frames = [b"header", np.zeros(size, np.uint8)]
     assert pair[0].moved(0, frames, is_answer=False)[1] is frames[1]
 
@@ -73,7 +73,7 @@ def test_locators_of_other_segments_are_refused(pair):
     assert locator_of([b"tfsm"]) is None
 
 
-def test_no_room_is_no_error():
+def test_too_large_segment_is_none():
     assert Segment.make(1 << 60, 1) is None
     assert Segment.make(1 << 70, 1) is None
 
@@ -98,7 +98,7 @@ def stack(monkeypatch):
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_pushes_and_values(stack, prefetch):
+def test_pushes_and_pulls_through_shared_memory_update_values(stack, prefetch):
     servers = [stack.enter_context(serving()) for _ in range(2)]
     (session,) = sessions(stack, servers, Asynchronous(), prefetch=prefetch)
     seen = [session.step(ones(session)) for _ in range(4)]
@@ -107,7 +107,7 @@ def test_pushes_and_values(stack, prefetch):
         np.testing.assert_allclose(value, first - 4, rtol=1e-5)
 
 
-def test_gradients_that_wait_are_the_servers_own(stack):
+def test_waiting_gradients_are_copied_out_of_the_segment(stack):
     """The first worker goes on, and pushes another one into the same memory, before the mean is made."""
     server = stack.enter_context(serving(SoftSync(1)))
     one, other = sessions(stack, [server], SoftSync(1), workers=2)
@@ -141,7 +141,7 @@ def test_a_push_that_comes_again_is_answered_in_frames(stack):
         np.testing.assert_allclose(value, first - 1, rtol=1e-5)
 
 
-def test_a_server_that_was_started_again_has_no_segment(stack):
+def test_restarted_server_gets_a_new_segment(stack):
     first = contextlib.ExitStack()
     server = first.enter_context(serving())
     (session,) = sessions(stack, [server], Asynchronous())
@@ -155,7 +155,7 @@ def test_a_server_that_was_started_again_has_no_segment(stack):
         np.testing.assert_allclose(value, first_value - 1, rtol=1e-5)
 
 
-def test_segments_are_forgotten_with_their_workers(stack):
+def test_segments_are_released_when_workers_leave_or_die(stack):
     server = stack.enter_context(serving(Synchronous()))
     connections = [Connection(server.address, "ps", DEADLINE) for _ in range(2)]
     for worker, connection in enumerate(connections):
@@ -170,7 +170,7 @@ def test_segments_are_forgotten_with_their_workers(stack):
     assert not server._segments
 
 
-def test_what_cannot_be_mapped_is_sent_in_frames(stack):
+def test_memory_that_cannot_be_mapped_is_refused(stack):
     server = stack.enter_context(serving())
     connection = Connection(server.address, "ps", DEADLINE)
     stack.callback(connection.close)

@@ -10,7 +10,7 @@ STATE = State(
 )
 
 
-def test_a_state_comes_back_out_of_its_arrays():
+def test_state_survives_conversion_to_arrays():
     slots, scalars = STATE.names()
     assert (slots, scalars) == ((("momentum", "average"), ()), ("iteration",))
     again = State.of_arrays(STATE.arrays(), 2, slots, scalars)
@@ -20,6 +20,6 @@ def test_a_state_comes_back_out_of_its_arrays():
 
 
 @pytest.mark.parametrize("arrays", [STATE.arrays()[:-1], [*STATE.arrays(), np.ones(1)]])
-def test_another_number_of_arrays_is_told(arrays):
+def test_wrong_number_of_arrays_raises(arrays):
     with pytest.raises(ValueError, match=rf"{len(arrays)} arrays for a state that has 5"):
         State.of_arrays(arrays, 2, *STATE.names())

@@ -25,7 +25,7 @@ ATTACH = AttachTable(*OF, 4, "float32", INITIAL, RowPolicy(2, max_rows=9), {"cla
 @pytest.mark.parametrize(
     "message", [ATTACH, Lookup(*OF, 3, True), UpdateRows(*OF, 3, 0.1), AssignRows(*OF, True), ExportTable(*OF)]
 )
-def test_workers_messages_travel(message):
+def test_workers_messages_survive_encoding(message):
     keys = np.array([1, -(2**63)], np.int64)
     found, (array,) = FROM_WORKER.decode([bytes(frame) for frame in FROM_WORKER.encode(message, [keys])])
     assert found == message
@@ -33,11 +33,11 @@ def test_workers_messages_travel(message):
 
 
 @pytest.mark.parametrize("message", [TableAttached(1, 7), Rows(1, 8)])
-def test_servers_messages_travel(message):
+def test_servers_messages_survive_encoding(message):
     assert FROM_SERVER.decode(FROM_SERVER.encode(message))[0] == message
 
 
-def test_a_policy_that_cannot_be_does_not_decode():
+def test_invalid_row_policy_is_refused():
     frames = FROM_WORKER.encode(ATTACH)
     assert b"admit_after\x02" in frames[0]
     with pytest.raises(InvalidMessageError, match="admit_after"):

@@ -55,7 +55,7 @@ def test_contiguous_arrays_are_not_copied():
 
 
 @pytest.mark.parametrize("array", [np.array(["a"]), np.array([None]), np.zeros(2, "i4,f4"), np.zeros(1, "M8[s]")])
-def test_other_arrays_are_not_sent(array):
+def test_arrays_of_other_dtypes_raise(array):
     with pytest.raises(TypeError, match="are not sent to parameter servers"):
         CODEC.encode(Pull(0), [array])
 
@@ -93,12 +93,12 @@ def announces(dtype, *shape):
         ([b"tfps\x02" + b"\xc4" * (1 << 21)], "a header of more than"),
     ],
 )
-def test_what_is_no_message_is_refused(frames, words):
+def test_invalid_messages_are_refused(frames, words):
     with pytest.raises(InvalidMessageError, match=words):
         CODEC.decode(frames)
 
 
-def test_random_bytes_are_refused():
+def test_random_bytes_raise_only_invalid_message_error():
     """Random bytes of any kind raise no other error."""
     generator = random.Random(0)
     good = sent(Push(1, 2), np.arange(5, dtype=np.float32))
@@ -118,6 +118,6 @@ def test_random_bytes_are_refused():
         assert all(array.dtype.name in wire.DTYPES for array in arrays)
 
 
-def test_bfloat16_has_a_name():
+def test_bfloat16_arrays_survive_encoding():
     array = np.ones(2, ml_dtypes.bfloat16)
     assert CODEC.decode(sent(Pull(0), array))[1][0].dtype == ml_dtypes.bfloat16

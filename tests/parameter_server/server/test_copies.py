@@ -151,7 +151,7 @@ def train(pair, steps, seed):
 @pytest.mark.parametrize(
     "optimizer", [keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adam(0.1)], ids=["sgd", "adam"]
 )
-def test_a_replica_does_what_its_leader_does_and_a_copy_goes_on(mode, optimizer):
+def test_replica_state_equals_the_leaders_after_each_copy(mode, optimizer):
     pair = Pair(mode)
     pair.build(optimizer)
     for seed in range(4):
@@ -189,7 +189,7 @@ def test_workers_go_on_with_the_replica():
     assert pair.replica.shards[key].ledger.version == 2
 
 
-def test_a_model_that_is_over_stays_so():
+def test_finished_model_stays_finished_in_a_copy():
     pair = Pair(Asynchronous())
     pair.build(keras.optimizers.SGD(1.0))
     for worker in range(WORKERS):
@@ -199,7 +199,7 @@ def test_a_model_that_is_over_stays_so():
     assert pair.replica.shards.over == pair.leader.over != set()
 
 
-def test_batches_that_are_out_are_dealt_again_by_both():
+def test_outstanding_batches_are_dealt_again_after_a_copy():
     """By the leader, too: tickets from before a copy are void, and those from afterwards are equal."""
     pair = Pair(Asynchronous(), deals=True)
     pair.build(keras.optimizers.SGD(1.0))
@@ -226,7 +226,7 @@ def test_batches_that_are_out_are_dealt_again_by_both():
     assert pair.leader[key].ledger.version == 3
 
 
-def test_the_chiefs_weights_go_on():
+def test_copy_contains_the_chiefs_weights():
     pair, given = Pair(Asynchronous()), ("digest", 0, 0, ("a",), (digest(np.ones(3)),))
     pair.say(0, GiveState, *given)
     pair.say(0, GiveState, *given, (0,), arrays=[np.ones(3)])
@@ -239,7 +239,7 @@ def test_the_chiefs_weights_go_on():
     np.testing.assert_array_equal(array, np.ones(3))
 
 
-def test_tables_go_on():
+def test_copy_contains_tables_and_counted_updates():
     pair = Pair(Asynchronous())
     sgd = keras.optimizers.serialize(keras.optimizers.Adam(0.1))
     pair.say(1, AttachTable, "users", 2, "float32", InitialRows(), RowPolicy(), sgd)
@@ -261,13 +261,13 @@ def test_tables_go_on():
         np.testing.assert_array_equal(array, other)
 
 
-def test_books_are_whole():
+def test_copy_of_a_ledger_contains_every_field():
     """Whatever a ledger has is copied."""
     fields = {*Ledger.__dataclass_fields__} - {"synchronization", "policy", "waiting"}
     assert {one.name for one in msgspec.structs.fields(copies.LedgerState)} == fields
 
 
-def test_rounds_that_another_server_has_decided_stay_done():
+def test_rounds_decided_by_another_server_survive_a_copy():
     """A push that comes late to one of them does not wait for its peers."""
     pair = Pair(Synchronous())
     pair.build(keras.optimizers.SGD(1.0))

@@ -59,7 +59,7 @@ def test_entries_of_others_are_ignored():
     assert replica.take(Lost(8, 1, 1), []) is None
 
 
-def test_with_everything_it_gives_way_to_no_other_leader():
+def test_complete_follower_rejects_another_leader():
     replica = followed(Begin(7, 0), Heard(7, 1, b"peer"), Whole(7, 2))
     assert replica.is_whole
     assert replica.take(Begin(7, 0), []) == Noted(7, 2), "a copy"
@@ -68,7 +68,7 @@ def test_with_everything_it_gives_way_to_no_other_leader():
     assert replica.shards.models()
 
 
-def test_without_everything_it_begins_anew_with_another_leader():
+def test_incomplete_follower_restarts_with_another_leader():
     replica = followed(Begin(7, 0), Heard(7, 1, b"peer"))
     replica.forget()
     assert replica.take(Lost(7, 2, 0), []) is None
@@ -118,13 +118,13 @@ def running():
     made.end()
 
 
-def test_it_leads_when_the_leader_is_lost(running):
+def test_complete_follower_leads_when_the_leader_is_lost(running):
     running.whole()
     running.follower.leader_lost()
     assert running.end().models() == [("Adam-1", 0)]
 
 
-def test_it_does_not_lead_when_a_stranger_begins(running):
+def test_follower_does_not_lead_when_a_stranger_begins(running):
     running.whole()
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.connect(f"tcp://{running.follower.address}")
@@ -135,7 +135,7 @@ def test_it_does_not_lead_when_a_stranger_begins(running):
     assert running.end() is None
 
 
-def test_it_does_not_lead_with_a_part(running):
+def test_incomplete_follower_does_not_lead(running):
     running.begin(running.log, lambda log: log.is_begun)
     running.follower.leader_lost()
     running.follower.stop()

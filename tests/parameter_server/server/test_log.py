@@ -59,7 +59,7 @@ def test_without_a_follower_answers_go_out_at_once():
     log.close()
 
 
-def test_answers_wait_until_the_follower_has_what_they_are_about(pair):
+def test_answers_wait_for_the_followers_acknowledgement(pair):
     log, other, begin = pair
     assert (begin.number, log.is_begun) == (0, False)
     sent = []
@@ -78,7 +78,7 @@ def test_answers_wait_until_the_follower_has_what_they_are_about(pair):
     assert log.seconds_left is None
 
 
-def test_what_is_not_noted_is_sent_again(pair, monkeypatch):
+def test_unacknowledged_entry_is_sent_again(pair, monkeypatch):
     log, other, begin = pair
     monkeypatch.setattr(logs, "_AGAIN_SECONDS", 0.0)
     noted(log, other, begin.stream, 0)
@@ -88,13 +88,13 @@ def test_what_is_not_noted_is_sent_again(pair, monkeypatch):
     assert first == again == (Came(begin.stream, 1, 1), [])
 
 
-def test_an_answer_to_another_stream_says_nothing(pair):
+def test_acknowledgement_of_another_stream_is_ignored(pair):
     log, other, begin = pair
     noted(log, other, begin.stream + 1, 0)
     assert not log.is_begun
 
 
-def test_a_lost_follower_keeps_nobody_waiting(pair):
+def test_losing_the_follower_releases_held_answers(pair):
     log, _, _ = pair
     sent = []
     log.hold(lambda: sent.append(1))
@@ -105,7 +105,7 @@ def test_a_lost_follower_keeps_nobody_waiting(pair):
     assert log.socket is None
 
 
-def test_what_is_not_noted_is_sent_again_also_while_more_is_appended(pair, monkeypatch):
+def test_unacknowledged_entries_are_sent_again_despite_newer_entries(pair, monkeypatch):
     log, other, begin = pair
     noted(log, other, begin.stream, 0)
     now = [0.0]

@@ -15,7 +15,7 @@ from tfdist.parameter_server.options.synchronization import BoundedStaleness
 from tfdist.parameter_server.server.server import Server
 
 
-def test_push_and_pull():
+def test_pull_returns_values_after_a_push():
     with serving() as server, connected(server) as one:
         attach(one)
         create(one)
@@ -43,7 +43,7 @@ def test_every_push_of_many_workers_counts_once():
         np.testing.assert_array_equal(pull(workers[0]), np.full(SIZE, -50, np.float32))
 
 
-def test_models_are_apart():
+def test_models_are_updated_independently():
     with serving() as server, connected(server) as one, connected(server) as other:
         for model, connection in enumerate((one, other)):
             attach(connection, model=f"model {model}")
@@ -54,7 +54,7 @@ def test_models_are_apart():
             np.testing.assert_array_equal(pull(connection), np.full(SIZE, -1 - model, np.float32))
 
 
-def test_nobody_waits_for_a_worker_that_is_lost():
+def test_other_workers_continue_after_a_worker_is_lost():
     with serving(BoundedStaleness(0)) as server, connected(server) as fast, connected(server) as slow:
         attach(fast, 0)
         attach(slow, 1)
@@ -89,13 +89,13 @@ def test_invalid_messages_are_logged_once_and_have_no_effect(caplog):
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_it_listens_at_its_own_address(host):
+def test_server_listens_at_its_own_address(host):
     with serving(address=f"{host}:0") as server, connected(server) as one:
         assert server.address.startswith(f"{host}:")
         attach(one)
 
 
-def test_it_listens_everywhere_if_its_address_is_in_front_of_it(monkeypatch):
+def test_server_listens_everywhere_if_its_address_is_elsewhere(monkeypatch):
     """As behind a service: the name resolves to an address of another machine (RFC 5737)."""
     original = socket.getaddrinfo
 
@@ -110,7 +110,7 @@ def test_it_listens_everywhere_if_its_address_is_in_front_of_it(monkeypatch):
             attach(one)
 
 
-def test_an_address_at_which_it_cannot_listen_is_told():
+def test_unusable_address_raises():
     with serving() as server, pytest.raises(TfdistError, match=f"cannot listen at {server.address}: Address already"):
         Server(None, server.address)
     with pytest.raises(TfdistError, match=r"no-such-host\.invalid:1 cannot be resolved"):

@@ -33,7 +33,7 @@ class Talk:
         return self.say(f"{worker} {place}", Leave(2, worker, 1, is_over))
 
 
-def test_a_connection_that_has_not_attached_is_told():
+def test_connection_without_attach_is_refused():
     assert Talk().say("stranger", Pull(1, 0, 1)) == Refused(1, "this connection has not attached", is_unknown=True)
 
 
@@ -60,7 +60,7 @@ def test_another_model_is_refused_when_the_chief_begins_its_own():
     assert "the chief trains Adam-1" in talk.answers["1 0"].why
 
 
-def test_a_task_that_comes_again_may_leave_models_out():
+def test_restarted_task_may_skip_models():
     talk = Talk()
     for worker in range(2):
         talk.attach(worker, "Adam-1")
@@ -72,7 +72,7 @@ def test_a_task_that_comes_again_may_leave_models_out():
     assert len(list(talk.shards)) == 3
 
 
-def test_a_model_is_dropped_when_all_have_gone_on():
+def test_model_is_dropped_when_all_workers_left():
     talk = Talk(awaited=(0, 1, 2))
     for worker in range(2):
         talk.attach(worker)
@@ -86,7 +86,7 @@ def test_a_model_is_dropped_when_all_have_gone_on():
     assert talk.attach(2).newest == 1
 
 
-def test_a_model_stays_without_the_chiefs_word():
+def test_model_is_kept_until_the_chief_leaves():
     """The chief may have died, and come back."""
     talk = Talk()
     talk.attach(0)
@@ -109,7 +109,7 @@ def test_connections_that_are_gone_are_forgotten():
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "..", "x" * 201, "a\0"])
-def test_what_names_no_model_makes_nothing(name):
+def test_invalid_model_name_creates_no_shard(name):
     talk = Talk()
     assert "not a valid name of a model" in talk.say("a stranger", Attach(1, 0, 1, name)).why
     assert not talk.shards.models()

@@ -36,7 +36,7 @@ def test_dense_gradients_are_corrected(generator):
     np.testing.assert_allclose(found.vectors[0], expected(gradient[0], now[0], read[0], 0.5), rtol=1e-5)
 
 
-def test_missing_and_sparse_ones(generator):
+def test_sparse_gradients_are_summed_and_corrected(generator):
     """The second variable has none; rows with equal indices are summed first."""
     one = compensation(rate=0.5)
     read, now = vectors(generator), vectors(generator)
@@ -52,7 +52,7 @@ def test_missing_and_sparse_ones(generator):
     np.testing.assert_allclose(values[1], expected(rows[0] + rows[2], table[3], before[3], 0.5), rtol=1e-5)
 
 
-def test_the_adaptive_rate(generator):
+def test_adaptive_rate_uses_the_mean_of_squares(generator):
     one = compensation(rate=2.0, decay=0.9)
     squares = np.zeros(13)
     for version in range(3):
@@ -64,7 +64,7 @@ def test_the_adaptive_rate(generator):
         np.testing.assert_allclose(found.vectors[0], expected(gradient[0], now[0], read[0], rate), rtol=1e-4)
 
 
-def test_what_a_worker_has_read_is_known_by_its_version(generator):
+def test_correction_uses_parameters_of_the_read_version(generator):
     """With a step under way, a gradient is of the parameters before the last ones."""
     one = compensation(rate=0.5)
     first, second, now, gradient = (vectors(generator) for _ in range(4))

@@ -23,7 +23,7 @@ def writer_of(store, worker):
     return Writer(memory, store.opened(worker)[1])
 
 
-def test_a_worker_changes_what_the_server_has():
+def test_workers_writes_change_the_servers_values():
     store = made()
     before = store.edition
     writer = writer_of(store, 3)
@@ -49,7 +49,7 @@ def test_pushes_of_other_machines_are_added():
     assert writer.changed_by_others([0]) == {0: None}
 
 
-def test_assigned_values_are_told():
+def test_assigned_values_are_reported_as_changed():
     store = made()
     writer, before = writer_of(store, 0), store.edition
     store.assign([np.ones(9, np.float32)])
@@ -77,7 +77,7 @@ def test_updates_are_counted_once():
     assert (ledger.version, ledger.counted[7]) == (6, 4)
 
 
-def test_it_goes_on_from_its_state():
+def test_store_is_restored_from_its_state():
     store = made()
     writer_of(store, 0).count()
     state = store.state()
@@ -87,7 +87,7 @@ def test_it_goes_on_from_its_state():
     assert again.where.token != store.where.token
 
 
-def test_there_is_room_for_so_many_workers():
+def test_too_many_workers_raise():
     store = made()
     assert store.opened(1000) == store.opened(1000) == (store.where, 1)
     assert len({store.opened(worker)[1] for worker in range(PLACES - 2)}) == PLACES - 2
@@ -95,7 +95,7 @@ def test_there_is_room_for_so_many_workers():
         store.opened(5000)
 
 
-def test_the_file_is_closed():
+def test_memory_file_is_closed_with_the_store():
     store = made()
     opened = store.where.opened
     os.fstat(opened)

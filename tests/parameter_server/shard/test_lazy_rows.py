@@ -52,7 +52,7 @@ def gradients(store, step, named, kinds=KINDS):
 @pytest.mark.parametrize(
     ("name", "decays"), some([*((name, True) for name in OPTIMIZERS), ("decay", False), ("adamw", False)])
 )
-def test_where_all_rows_are_named_it_is_the_optimizer(name, decays):
+def test_lazy_update_of_all_rows_equals_keras(name, decays):
     store, optimizer = store_of(OPTIMIZERS[name](), decays=decays), OPTIMIZERS[name]()
     variables = [keras.Variable(value) for value in values()]
     if not decays:
@@ -97,7 +97,7 @@ def test_other_rows_keep_their_values_and_slots(name):
         assert rows.tobytes() == after.values[place][[1, 4]].tobytes()
 
 
-def test_lazy_adam_by_its_definition():
+def test_lazy_adam_equals_its_definition():
     """Moments decay in a row's own updates, and the bias is corrected by the number of all updates."""
     store = store_of(K.Adam(0.01))
     value, first, second = (values()[0].astype(float), *np.zeros((2, 12, 3)))
@@ -127,7 +127,7 @@ def test_learning_rates_are_the_chiefs():
     np.testing.assert_allclose(store.state().values[0][2], values()[0][2] - 0.25, rtol=1e-6)
 
 
-def test_exact_optimizers_stay_exact():
+def test_adagrad_with_repeated_rows_equals_keras():
     """Adagrad counts each occurrence of a row, as Keras does."""
     store, alone = store_of(K.Adagrad(0.1)), K.Adagrad(0.1)
     variable = keras.Variable(values()[0])
@@ -147,6 +147,6 @@ def test_exact_optimizers_stay_exact():
         (lambda: K.Adafactor(), "Adafactor keeps state of shape"),
     ],
 )
-def test_what_cannot_be_lazy_is_refused(make, message):
+def test_optimizers_without_lazy_updates_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         store_of(make())

@@ -42,7 +42,7 @@ def test_asynchronous_updates_are_applied_one_by_one():
     assert ledger.may_read(2)
 
 
-def test_softsync_averages_as_many_as_come():
+def test_softsync_averages_a_fixed_number_of_gradients():
     ledger = ledger_of(SoftSync(2), 4)
     assert push(ledger, 1, 0) == []
     assert push(ledger, 1, 1) == [[1, 1]], "also two of one worker"
@@ -50,7 +50,7 @@ def test_softsync_averages_as_many_as_come():
     assert push(ledger, 3, 0) == [[0, 3]]
 
 
-def test_a_step_of_all_is_one_update():
+def test_synchronous_round_makes_one_update():
     ledger = ledger_of(Synchronous(), 3)
     assert push(ledger, 0, 0) == []
     assert push(ledger, 2, 0) == []
@@ -78,7 +78,7 @@ def test_backup_workers_are_not_waited_for():
     assert ledger.workers[2].round == (0, 3)
 
 
-def test_a_round_is_complete_when_the_one_that_is_missing_dies():
+def test_round_completes_when_the_missing_worker_dies():
     ledger = ledger_of(Synchronous(), 3)
     push(ledger, 0, 0)
     push(ledger, 1, 0)
@@ -86,7 +86,7 @@ def test_a_round_is_complete_when_the_one_that_is_missing_dies():
     assert [gradient.worker for gradient in ledger.due()] == [0, 1]
 
 
-def test_a_dead_workers_gradient_counts_beside_those_of_all_that_live():
+def test_dead_workers_gradient_counts_in_its_round():
     ledger = ledger_of(Synchronous(), 3)
     push(ledger, 2, 0)
     ledger.leave(2)
@@ -94,7 +94,7 @@ def test_a_dead_workers_gradient_counts_beside_those_of_all_that_live():
     assert push(ledger, 1, 0) == [[2, 0, 1]]
 
 
-def test_a_worker_has_one_part_in_a_round_also_if_it_comes_back():
+def test_returning_worker_has_one_gradient_in_a_round():
     ledger = ledger_of(Synchronous(), 3)
     push(ledger, 0, 0)
     ledger.leave(0)
@@ -104,7 +104,7 @@ def test_a_worker_has_one_part_in_a_round_also_if_it_comes_back():
     assert push(ledger, 2, 0) == [[0, 1, 2]]
 
 
-def test_the_fastest_waits_for_the_slowest_that_lives():
+def test_fastest_worker_waits_for_the_slowest_living_worker():
     ledger = ledger_of(BoundedStaleness(2), 3)
     push(ledger, 2, 0)
     for clock in range(3):
@@ -122,7 +122,7 @@ def test_the_fastest_waits_for_the_slowest_that_lives():
 
 
 @pytest.mark.parametrize("mode", [BoundedStaleness(1), Synchronous()])
-def test_a_worker_that_enters_late_keeps_nobody_waiting(mode):
+def test_late_worker_starts_at_the_clock_of_the_others(mode):
     ledger = ledger_of(mode, 2)
     for clock in range(5):
         push(ledger, 0, clock)
@@ -131,7 +131,7 @@ def test_a_worker_that_enters_late_keeps_nobody_waiting(mode):
     assert ledger.may_read(2)
 
 
-def test_a_worker_that_enters_late_is_counted_in_from_then_on():
+def test_late_worker_joins_the_current_round():
     ledger = ledger_of(Synchronous(), 2)
     assert [push(ledger, worker, 0) for worker in (0, 1)] == [[], [[0, 1]]]
     push(ledger, 0, 1)
@@ -141,7 +141,7 @@ def test_a_worker_that_enters_late_is_counted_in_from_then_on():
     assert push(ledger, 7, 0) == [[0, 1, 7]]
 
 
-def test_nobody_waits_for_a_worker_that_is_suspended():
+def test_suspended_worker_is_not_waited_for():
     ledger = ledger_of(BoundedStaleness(1), 2)
     for clock in range(2):
         push(ledger, 0, clock)
@@ -157,7 +157,7 @@ def test_nobody_waits_for_a_worker_that_is_suspended():
     assert ledger.may_read(1), "all of them"
 
 
-def test_nobody_waits_for_a_worker_before_its_first_push():
+def test_worker_is_not_waited_for_before_its_first_push():
     ledger = Ledger(BoundedStaleness(0))
     for worker in range(2):
         ledger.enter(worker)
@@ -170,7 +170,7 @@ def test_nobody_waits_for_a_worker_before_its_first_push():
     assert not ledger.may_read(0)
 
 
-def test_rounds_wait_for_those_whom_the_job_names_and_for_the_suspended():
+def test_rounds_wait_for_expected_and_suspended_workers():
     ledger = Ledger(Synchronous(), awaited={0, 1, 2})
     ledger.enter(0)
     assert push(ledger, 0, 0) == []
@@ -198,7 +198,7 @@ def test_calls_of_fit_may_have_different_numbers_of_steps():
     assert push(ledger, 1, 2) == [[0, 1]]
 
 
-def test_what_a_dead_worker_gave_counts_before_the_next_call_of_fit():
+def test_dead_workers_gradient_counts_before_the_next_fit():
     ledger = ledger_of(Synchronous(), 2)
     ledger.suspend(1, is_end=True)
     ledger.push(0, 0, 0, 0, 1.0)
@@ -227,7 +227,7 @@ def test_staleness_is_the_number_of_updates_since_the_read():
     assert ledger.staleness == {0: 2, 2: 1}
 
 
-def test_what_is_dropped_is_counted():
+def test_dropped_gradients_are_counted():
     ledger = ledger_of(Asynchronous(DropBeyond(0)), 2)
     push(ledger, 0, 0, read=0)
     assert push(ledger, 1, 0, read=0) == []
@@ -244,7 +244,7 @@ def test_weights_are_by_samples():
 @pytest.mark.parametrize(
     "mode", [Asynchronous(), BoundedStaleness(0), BoundedStaleness(3), SoftSync(2), Synchronous(1)]
 )
-def test_random_schedules(mode, seed):
+def test_random_schedules_count_or_drop_every_push_once(mode, seed):
     """Every push counts once or is dropped; a read at clock c has all updates below c - s of every live worker."""
     generator = random.Random(seed)
     ledger = ledger_of(mode, 4)
@@ -299,7 +299,7 @@ def test_rounds_do_not_wait_for_workers_without_a_batch():
     assert not ledger.dropped
 
 
-def test_nobody_waits_for_a_named_worker_that_gets_no_batch_to_enter_with():
+def test_expected_worker_without_a_batch_is_not_waited_for():
     ledger = ledger_of(Synchronous(), 1)
     ledger.awaited = {0, 1}
     ledger.enter(0)
@@ -316,7 +316,7 @@ def follow(ledger, worker, sequence, decision):
     return updates
 
 
-def test_a_server_makes_the_rounds_that_another_one_has_made():
+def test_server_follows_rounds_of_another_server():
     ledger = ledger_of(Synchronous(), 3)
     assert follow(ledger, 1, 0, Decision(1, 1.0, (0, 0), (0, 1))) == []
     assert not ledger.may_read(1)
@@ -326,7 +326,7 @@ def test_a_server_makes_the_rounds_that_another_one_has_made():
     assert ledger.round == (0, 2)
 
 
-def test_a_round_of_another_server_does_not_wait_for_the_lost_nor_for_what_is_done():
+def test_followed_round_does_not_wait_for_lost_workers():
     ledger = ledger_of(Synchronous(), 2)
     of = Decision(1, 1.0, (0, 0), (0, 1))
     ledger.leave(1)
@@ -335,7 +335,7 @@ def test_a_round_of_another_server_does_not_wait_for_the_lost_nor_for_what_is_do
     assert follow(ledger, 1, 0, of) == [[1]], "it lives, and comes late"
 
 
-def test_clocks_are_those_of_the_server_that_decides():
+def test_clocks_follow_the_deciding_server():
     ledger = ledger_of(BoundedStaleness(0), 2)
     follow(ledger, 0, 0, Decision(5, 0.5))
     assert (ledger.workers[0].clock, ledger.version) == (5, 1)
@@ -344,7 +344,7 @@ def test_clocks_are_those_of_the_server_that_decides():
     assert ledger.may_read(0)
 
 
-def test_the_next_call_of_fit_does_not_wait_for_a_named_worker_that_got_no_batch_in_the_first():
+def test_next_fit_does_not_wait_for_expected_worker_without_batch():
     ledger = ledger_of(Synchronous(), 1)
     ledger.awaited = {1}
     ledger.set_idle(frozenset({1}))

@@ -21,11 +21,11 @@ from tfdist.parameter_server.shard.parts import CompensatedDelays, CompressedAns
     ],
     ids=str,
 )
-def test_features_are_those_of_the_arguments(arguments, kinds):
+def test_arguments_determine_the_parts(arguments, kinds):
     assert [type(part) for part in parts_of(arguments)] == kinds
 
 
-def test_a_feature_that_takes_no_part_changes_nothing():
+def test_part_without_overrides_changes_nothing():
     part, gradients = Part(), PushedGradients((), [])
     part.begin([], None)
     part.attached(0)

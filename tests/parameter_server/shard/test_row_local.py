@@ -68,7 +68,7 @@ def others_stay(optimizer):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_rows_that_a_gradient_does_not_name(name):
+def test_rows_without_gradients_stay_only_with_listed_optimizers(name):
     optimizer = OPTIMIZERS[name]
     assert keeps_other_values(optimizer) == (name in VALUES)
     assert keeps_other_rows(optimizer) == (name in BOTH)
@@ -76,12 +76,12 @@ def test_rows_that_a_gradient_does_not_name(name):
     assert (values, values and slots) == (name in VALUES, name in BOTH)
 
 
-def test_weight_decay_of_other_variables():
+def test_weight_decay_of_excluded_variables_changes_no_rows():
     assert keeps_other_rows(K.SGD(0.1, weight_decay=0.1), decays=False)
     assert not keeps_other_rows(K.SGD(0.1, weight_decay=0.1))
 
 
-def test_nobody_knows_what_others_do():
+def test_user_defined_optimizer_may_change_all_rows():
     class Own(K.SGD):
         pass
 

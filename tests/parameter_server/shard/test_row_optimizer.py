@@ -119,7 +119,7 @@ def test_an_update_of_several_blocks_is_one_step(monkeypatch, name):
     assert rows.optimizer.iterations == 3
 
 
-def test_blocks_of_different_sizes_are_one_optimizer():
+def test_blocks_share_iterations_and_learning_rate():
     """Each row has the steps in which it is updated; iterations and the learning rate are common."""
     values, sizes = noise(0, 300), [300, 10, 100, 300, 64, 65]
     rows = Rows(optimizers.Nadam(0.01), values)
@@ -135,7 +135,7 @@ def test_blocks_of_different_sizes_are_one_optimizer():
     assert rows.optimizer.iterations == alone.optimizer.iterations == len(sizes)
 
 
-def test_what_lies_in_a_block_beyond_its_rows_has_no_effect():
+def test_padding_of_a_block_has_no_effect():
     """Also where it is not finite."""
     clean, dirty = (Rows(optimizers.Adam(0.1), noise(0, 5)) for _ in range(2))
     for buffer in dirty.optimizer._buffers:
@@ -165,7 +165,7 @@ def test_an_update_without_rows_counts():
         np.testing.assert_array_equal(one, two)
 
 
-def test_float64():
+def test_float64_rows_equal_keras():
     values, gradients = noise(0, 4, dtype=np.float64), [noise(step, 4, dtype=np.float64) for step in range(1, 4)]
     rows = Rows(optimizers.Adagrad(0.1), values, np.float64)
     for gradient in gradients:
@@ -173,7 +173,7 @@ def test_float64():
     np.testing.assert_allclose(rows.values, plain(optimizers.Adagrad(0.1), values, gradients), rtol=1e-13)
 
 
-def test_slots_that_begin_with_the_row_itself():
+def test_slots_can_start_with_the_rows_value():
     class Anchored(optimizers.Optimizer):
         def build(self, variables):
             super().build(variables)
@@ -204,7 +204,7 @@ class RowwiseAdagrad(optimizers.Optimizer):
         self.assign_sub(variable, learning_rate * gradient * scale)
 
 
-def test_slots_with_one_number_for_each_row():
+def test_slots_can_have_one_number_per_row():
     with keras.saving.custom_object_scope({"RowwiseAdagrad": RowwiseAdagrad}):
         rows = Rows(RowwiseAdagrad(0.5), noise(0, 4))
         for step in (1, 2):
@@ -218,7 +218,7 @@ def test_slots_with_one_number_for_each_row():
     np.testing.assert_allclose(rows.columns[1], [1, sums[1][1], 1, sums[1][0]], rtol=1e-6)
 
 
-def test_learning_rates():
+def test_learning_rate_can_be_set_unless_scheduled():
     rows = Rows(optimizers.SGD(1.0), np.zeros((2, DIM), np.float32))
     rows.optimizer.set_learning_rate(0.25)
     rows.update([1], np.ones((1, DIM), np.float32))
@@ -242,12 +242,12 @@ def test_learning_rates():
         (lambda: optimizers.Adafactor(), r"Adafactor keeps state of shape \(3,\) for a variable of shape \(64, 3\)"),
     ],
 )
-def test_optimizers_that_need_the_whole_variable(make, message):
+def test_optimizers_that_need_the_whole_variable_raise(make, message):
     with pytest.raises(ValueError, match=message):
         Rows(make(), noise(0, 2))
 
 
-def test_an_optimizer_that_keras_makes_from_its_description_only_if_it_is_registered():
+def test_unregistered_keras_optimizer_raises():
     if isinstance(optimizers.deserialize(optimizers.serialize(optimizers.Lamb())), str):
         with pytest.raises(ValueError, match="Keras cannot make the optimizer Lamb from its description"):
             Rows(optimizers.Lamb(), noise(0, 2))
@@ -258,6 +258,6 @@ def test_an_optimizer_that_keras_makes_from_its_description_only_if_it_is_regist
         Rows(optimizers.Lamb(), noise(0, 2))
 
 
-def test_adafactor_is_refused_also_where_its_state_has_as_many_columns_as_a_block_has_rows():
+def test_adafactor_raises_if_columns_equal_block_rows():
     with pytest.raises(ValueError, match="Adafactor"):
         Rows(optimizers.Adafactor(), noise(0, 2, dim=64))

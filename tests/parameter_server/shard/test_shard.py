@@ -103,7 +103,7 @@ class Talk:
         return float(self.shard.store.vectors()[0][-1])
 
 
-def test_a_worker_enters_once():
+def test_repeated_attach_has_no_effect():
     talk = Talk(created=False, workers=0)
     assert talk.attach(3) == Attached(1, clock=0, is_created=False)
     talk.create(keras.optimizers.SGD(1.0), worker=3)
@@ -127,7 +127,7 @@ def assert_values(answer):
     assert (answer.version, answer.iterations, answer.clock, answer.kinds) == (1, 1, 1, ())
 
 
-def test_a_push_may_pull():
+def test_push_can_return_values():
     talk = Talk()
     assert_values(talk.push(pulls=True))
     _, (values,) = talk.answers[3][0]
@@ -136,7 +136,7 @@ def test_a_push_may_pull():
     np.testing.assert_array_equal(values, -ONES[0], "later updates do not change what was answered")
 
 
-def test_what_is_put_is_the_newest():
+def test_put_replaces_the_values():
     talk = Talk()
     talk.push()
     assert isinstance(talk.say(Put, 0, 1, arrays=[np.full(15, 7, np.float32)]), Done)
@@ -145,7 +145,7 @@ def test_what_is_put_is_the_newest():
     assert talk.say(Put, 0, 2, arrays=ONES).is_unknown
 
 
-def test_the_state_and_averages():
+def test_pull_returns_state_and_averages():
     talk = Talk(optimizer=keras.optimizers.SGD(1.0, momentum=0.5, use_ema=True, ema_momentum=0.5))
     for clock in range(2):
         talk.push(clock=clock)
@@ -175,7 +175,7 @@ def test_after_fit_values_are_averages_unless_something_is_assigned():
     assert not np.any(final() == 3.0), "averages again"
 
 
-def test_values_that_are_assigned_are_assigned_once():
+def test_repeated_put_is_applied_once():
     """A worker sends a message again that a busy server has not answered: others' updates since must stay."""
     talk, answers = Talk(), []
 
@@ -222,7 +222,7 @@ def test_an_older_push_that_comes_late_does_not_count_again():
     assert talk.bias == -2
 
 
-def test_the_first_model_counts():
+def test_second_create_message_is_ignored():
     talk = Talk()
     talk.push()
     assert isinstance(talk.create(keras.optimizers.SGD(5.0), arrays=ONES), Done)
@@ -270,7 +270,7 @@ def test_the_end_of_fit_counts_once():
 
 
 @pytest.mark.parametrize("gone", [lambda talk: talk.shard.lost(1), lambda talk: talk.say(Suspend, 1, 1)])
-def test_nobody_waits_for_a_worker_that_is_lost_or_suspended(gone):
+def test_lost_or_suspended_worker_is_not_waited_for(gone):
     talk = Talk(BoundedStaleness(0), workers=2)
     talk.push(1, 0)
     talk.push(0, 0)
@@ -281,7 +281,7 @@ def test_nobody_waits_for_a_worker_that_is_lost_or_suspended(gone):
     talk.shard.lost(7)  # who never came
 
 
-def test_a_step_of_all_is_completed_by_a_death():
+def test_synchronous_step_is_completed_by_a_death():
     talk = Talk(Synchronous(), workers=3)
     talk.push(0, samples=3.0)
     talk.push(1, arrays=[5 * ONES[0]], samples=1.0)
@@ -301,7 +301,7 @@ def test_a_worker_that_was_taken_for_lost_attaches_again():
     assert isinstance(talk.push(incarnation=2), Done)
 
 
-def test_a_worker_that_was_taken_for_lost_counts_once_all_the_same():
+def test_repeated_push_of_a_lost_worker_counts_once():
     talk = Talk()
     talk.push(sequence=4)
     talk.shard.lost(0)
@@ -310,7 +310,7 @@ def test_a_worker_that_was_taken_for_lost_counts_once_all_the_same():
     assert talk.bias == -1, "it could not know that its push had come"
 
 
-def test_a_worker_that_leaves():
+def test_worker_that_left_is_not_waited_for():
     talk = Talk(BoundedStaleness(0), workers=2)
     talk.push(1, 0)
     assert isinstance(talk.say(Leave, 1, 1), Done)
@@ -336,14 +336,14 @@ def test_gradients_that_do_not_fit_change_nothing():
     assert talk.push().version == 1, "the same push, as it should be"
 
 
-def test_sparse_and_missing_gradients():
+def test_sparse_and_missing_gradients_are_applied():
     talk = Talk()
     talk.push(arrays=[np.ones((2, 3), np.float32), np.array([1, 1])], kinds=("sparse", "none"))
     np.testing.assert_array_equal(talk.kernel[:, 0], [0, -2, 0, 0])
     assert talk.bias == 0
 
 
-def test_what_a_worker_waits_for_may_be_refused():
+def test_waiting_pull_can_be_refused():
     talk = Talk(created=False, workers=2)
     assert talk.pull(1) == Waiting(3, (0,))
     talk.shard.refuse(1, "another model")
@@ -381,7 +381,7 @@ def test_a_server_goes_on_from_its_snapshot(tmp_path):
     assert again.bias == -2
 
 
-def test_the_last_snapshot_does_not_miss_updates_made_while_another_is_written(tmp_path, monkeypatch):
+def test_last_snapshot_includes_updates_during_another_write(tmp_path, monkeypatch):
     write, may_go_on = sharded.write, threading.Event()
 
     def slow(*arguments):
@@ -398,7 +398,7 @@ def test_the_last_snapshot_does_not_miss_updates_made_while_another_is_written(t
     assert again.shard.ledger.version == 1
 
 
-def test_what_is_put_is_in_the_next_snapshot(tmp_path):
+def test_put_values_are_in_the_next_snapshot(tmp_path):
     first = shot(tmp_path, created=True)
     first.shard.snapshots.wait()
     first.say(Put, 0, 1, arrays=[np.full(15, 5.0, np.float32)])
@@ -416,7 +416,7 @@ def test_the_first_snapshot_is_of_the_first_values(tmp_path):
     assert again.bias == 0, "what the chief has counts for nothing then"
 
 
-def test_a_snapshot_of_another_model_is_told(tmp_path):
+def test_snapshot_of_another_model_is_refused(tmp_path):
     first = shot(tmp_path, created=True)
     first.shard.snapshots.wait()
     state = ShardState("other", 3, {}, {}, (), {}, {})
@@ -425,7 +425,7 @@ def test_a_snapshot_of_another_model_is_told(tmp_path):
     assert "are of another model" in refused.why
 
 
-def test_what_the_chief_sends_may_be_wrong():
+def test_invalid_model_from_the_chief_is_refused():
     talk = Talk(created=False)
     assert "1 arrays for a state that has 2" in talk.create(keras.optimizers.SGD(1.0), arrays=ZEROS[:1]).why
     nonsense = {"class_name": "NoSuch", "config": {}}
@@ -467,7 +467,7 @@ def test_a_push_commits_its_batch_once():
 
 
 @pytest.mark.parametrize("pulls", [True, False])
-def test_a_push_of_a_batch_that_is_anothers_is_not_applied(pulls):
+def test_push_of_another_workers_batch_is_not_applied(pulls):
     talk = Dealing()
     ticket = talk.take()
     talk.deals.lost(0)
@@ -489,7 +489,7 @@ def test_the_batch_of_a_push_that_is_too_late_is_dealt_again():
     assert talk.take() != ticket, "the same batch, with another ticket"
 
 
-def test_a_round_tells_whose_gradients_it_has():
+def test_decision_lists_the_workers_of_a_round():
     talk = Dealing(Synchronous(), workers=3, batches=2)
     tickets = [talk.take(0), talk.take(1)]
     assert talk.take(2).is_over is False

@@ -20,7 +20,7 @@ def variables():
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("is_built", [False, True])
-def test_slots_and_the_variables_that_they_belong_to(name, is_built):
+def test_slots_are_assigned_to_their_variables(name, is_built):
     optimizer, made = getattr(keras.optimizers, name)(0.1, use_ema=True), variables()
     if is_built:
         optimizer.build(made)
@@ -33,7 +33,7 @@ def test_slots_and_the_variables_that_they_belong_to(name, is_built):
     assert "add_variable_from_reference" not in vars(optimizer)
 
 
-def test_scalars():
+def test_scalars_contain_rate_iteration_and_momentum_product():
     optimizer = keras.optimizers.Nadam(0.25)
     found = slots.scalars_of(optimizer, slots.build(optimizer, variables()))
     assert float(found["learning_rate"].numpy()) == 0.25

@@ -93,7 +93,7 @@ def test_updates_are_those_of_the_optimizer(name):
 
 
 @pytest.mark.parametrize("name", some([name for name in OPTIMIZERS if name != "adafactor"]))
-def test_a_state_goes_on_where_it_was_taken(name):
+def test_store_continues_from_a_saved_state(name):
     """But of Adafactor, which has variables that are no slots, and so no part of the state."""
     store = store_of(OPTIMIZERS[name]())
     for step in range(3):
@@ -107,7 +107,7 @@ def test_a_state_goes_on_where_it_was_taken(name):
         np.testing.assert_array_equal(one, other)
 
 
-def test_which_variables_are_one_vector():
+def test_elementwise_optimizers_use_one_vector():
     assert is_elementwise(keras.optimizers.Adam())
     assert not is_elementwise(keras.optimizers.Adam(clipnorm=1.0))
     assert not is_elementwise(keras.optimizers.Lamb())
@@ -120,7 +120,7 @@ def test_which_variables_are_one_vector():
     assert len(store_of(keras.optimizers.Lamb())._blocks) == 4
 
 
-def test_weight_decay_leaves_out_what_is_excluded():
+def test_weight_decay_skips_excluded_variables():
     described = held()
     described[1] = Held("v1", 0, 3, 3, decays=False)
 
@@ -168,7 +168,7 @@ def test_variables_without_a_gradient_stay_and_so_do_their_slots():
 
 
 @pytest.mark.parametrize("make", [lambda: keras.optimizers.Adam(0.1), lambda: keras.optimizers.Adagrad(0.1)])
-def test_sparse_gradients(make):
+def test_sparse_gradients_equal_keras(make):
     """An index occurs twice; the variable is part of a vector at first."""
     rows, indices = np.ones((3, 2), np.float32), np.array([0, 2, 2])
     slices = tf.IndexedSlices(tf.constant(rows), tf.constant(indices), tf.constant([5, 2]))
@@ -202,7 +202,7 @@ def test_values_are_not_changed_by_later_updates():
         np.testing.assert_array_equal(one, other)
 
 
-def test_moving_averages():
+def test_moving_averages_equal_keras():
     def make():
         return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
 
@@ -215,7 +215,7 @@ def test_moving_averages():
     assert store_of(keras.optimizers.SGD(0.1)).averages() is None
 
 
-def test_vectors_of_several_dtypes():
+def test_dtypes_are_kept_in_separate_vectors():
     mixed = [np.ones(3, np.float32), np.ones(2, np.float64), np.ones(4, np.float32)]
     described = [Held(f"v{place}", 0, len(value), len(value)) for place, value in enumerate(mixed)]
     store = store_of(keras.optimizers.SGD(1.0), described, State(mixed))
@@ -235,7 +235,7 @@ def test_the_learning_rate_can_be_set():
     assert_close(arrays(store), expected)
 
 
-def test_a_schedule_cannot_be_overruled():
+def test_setting_the_rate_of_a_schedule_raises():
     store = store_of(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)))
     with pytest.raises(TypeError, match="LearningRateSchedule"):
         store.set_learning_rate(0.5)
@@ -252,7 +252,7 @@ class Uncompilable(keras.optimizers.schedules.LearningRateSchedule):
         return {}
 
 
-def test_what_xla_cannot_compile_is_run_without_it():
+def test_uncompilable_schedule_runs_without_xla():
     store = store_of(keras.optimizers.SGD(Uncompilable()))
     for _ in range(2):
         store.update(pushed(store, [np.ones(shape, np.float32) for shape in SHAPES]))

@@ -33,7 +33,7 @@ class Talk:
         return self.say(Take(1, worker, 1, 0, 0, request)).ticket
 
 
-def test_a_push_commits_its_batch_and_tells_the_others():
+def test_push_commits_its_batch_and_has_a_decision():
     talk = Talk()
     message = push(talk.take())
     assert not talk.tickets.is_refused(message)
@@ -45,7 +45,7 @@ def test_a_push_commits_its_batch_and_tells_the_others():
     assert talk.tickets.decision(message).clock is None
 
 
-def test_the_batch_of_another_is_refused():
+def test_push_of_a_lost_workers_batch_is_refused():
     talk = Talk()
     message = push(talk.take())
     talk.tickets.deals.lost(0)
@@ -61,7 +61,7 @@ def test_a_push_that_is_dropped_gives_its_batch_back():
     assert not talk.tickets.deals.may_commit(0, message.ticket)
 
 
-def test_a_round_has_the_workers_whose_gradients_made_its_update():
+def test_decision_lists_the_workers_of_the_round():
     talk = Talk(Synchronous())
     messages = [push(talk.take(worker), worker=worker) for worker in (0, 1)]
     for message in messages:
@@ -71,7 +71,7 @@ def test_a_round_has_the_workers_whose_gradients_made_its_update():
     assert talk.tickets.decision(messages[0]).peers == (0, 1)
 
 
-def test_another_server_follows_the_decision():
+def test_server_follows_the_decision_of_another_server():
     follows = Tickets(Ledger(Asynchronous()))
     follows.ledger.enter(0)
     message = push(None, decision=Decision(clock=7, scale=0.5))

@@ -37,7 +37,7 @@ def of_one(value, digest=DIGEST, **slots):
     return ShardState(digest, 1, {}, {}, (part,), {}, {})
 
 
-def test_numpy_alone_reads_it(tmp_path):
+def test_numpy_alone_reads_the_file(tmp_path):
     path = saved(tmp_path / "file.npz", shard(1, 2, 5))
     rows = {path: (begin, end) for path, begin, end in rows_of(1, 2)}
     with np.load(path, allow_pickle=False) as file:
@@ -65,7 +65,7 @@ def test_numpy_alone_reads_it(tmp_path):
         assert_same_array(raw.view(ml_dtypes.bfloat16), model(5)["table/embeddings"][0][begin:end])
 
 
-def test_it_is_not_compressed(tmp_path):
+def test_file_is_not_compressed(tmp_path):
     value = np.zeros((1000, 100), np.float32)
     assert value.nbytes < saved(tmp_path / "file.npz", of_one(value)).stat().st_size < value.nbytes + 2000
 
@@ -75,7 +75,7 @@ def test_it_is_not_compressed(tmp_path):
     "bool int8 uint8 int64 uint64 float16 float32 float64 complex64 bfloat16 float8_e4m3fn float8_e5m2 int4".split(),
 )
 @pytest.mark.parametrize("shape", [(), (5,), (4, 3), (0, 2), (3, 0)])
-def test_every_dtype_and_shape(tmp_path, dtype, shape):
+def test_every_dtype_and_shape_is_restored(tmp_path, dtype, shape):
     value = np.asarray(np.random.default_rng(0).integers(-8, 8, shape)).astype(np.dtype(dtype))
     path = saved(tmp_path / "file.npz", of_one(value, momentum=value, count=np.array(3, np.uint8)))
     rows = len(value) if shape else 1
@@ -85,7 +85,7 @@ def test_every_dtype_and_shape(tmp_path, dtype, shape):
     assert part.slots["count"] == 3
 
 
-def test_values_that_are_no_numbers_in_json(tmp_path):
+def test_nonfinite_values_are_restored(tmp_path):
     value = np.array([np.nan, np.inf, -0.0, 5e-324])
     path = saved(tmp_path / "file.npz", of_one(value))
     [part], _ = load(path, [(0, 0, 4)], with_scalars=False)
@@ -95,7 +95,7 @@ def test_values_that_are_no_numbers_in_json(tmp_path):
 
 @pytest.mark.parametrize("layout", [lambda array: array[::2, ::3], lambda array: array.T, np.asfortranarray])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_arrays_of_any_layout(tmp_path, layout, dtype):
+def test_arrays_of_any_memory_layout_are_restored(tmp_path, layout, dtype):
     value = layout(np.arange(54).reshape(6, 9).astype(dtype))
     path = saved(tmp_path / "file.npz", of_one(value))
     [part], _ = load(path, [(0, 1, 3)], with_scalars=False)
@@ -115,7 +115,7 @@ def test_configs_that_are_no_json_are_refused():
 
 
 @pytest.mark.parametrize("chunk", [1000, 7000, 1 << 20])
-def test_some_rows_of_some_parts(tmp_path, monkeypatch, chunk):
+def test_selected_rows_of_selected_parts_are_read(tmp_path, monkeypatch, chunk):
     """Whatever is written and read at a time."""
     monkeypatch.setattr(file, "_CHUNK", chunk)
     path = saved(tmp_path / "file.npz", shard(0, 1))
@@ -127,7 +127,7 @@ def test_some_rows_of_some_parts(tmp_path, monkeypatch, chunk):
     assert load(path, [], with_scalars=False) == ([], {})
 
 
-def test_names_that_coincide(tmp_path):
+def test_ambiguous_names_are_kept_apart(tmp_path):
     parts = tuple(
         PartState(path, 0, 1, 1, np.array(number), {slot: np.array(number + 1)})
         for number, (path, slot) in enumerate((("a:b", "c"), ("a", "b:c"), ("/ü ../x", "file")))
@@ -156,7 +156,7 @@ def test_damage_of_any_byte_is_found_or_harmless(tmp_path):
     assert found > len(content) / 2
 
 
-def test_a_file_that_is_cut_off_anywhere_is_damaged(tmp_path):
+def test_truncated_file_raises(tmp_path):
     content = saved(tmp_path / "whole.npz", of_one(np.arange(3, dtype=np.float32))).read_bytes()
     path = tmp_path / "file.npz"
     for size in range(len(content)):
@@ -166,7 +166,7 @@ def test_a_file_that_is_cut_off_anywhere_is_damaged(tmp_path):
         assert caught.value.path == path
 
 
-def test_another_version_of_the_format_is_no_damage(tmp_path):
+def test_newer_format_version_raises(tmp_path):
     path = tmp_path / "file.npz"
     later = json.dumps({"format": "tfdist snapshot", "format_version": 2, "unknown": []})
     np.savez(path, metadata=np.frombuffer(later.encode(), np.uint8))
@@ -184,7 +184,7 @@ def test_another_version_of_the_format_is_no_damage(tmp_path):
         b'{"format": "x", "format_version": 1}',
     ],
 )
-def test_other_metadata_is_no_snapshot(tmp_path, metadata):
+def test_invalid_metadata_raise(tmp_path, metadata):
     path = tmp_path / "file.npz"
     np.savez(path, metadata=np.frombuffer(metadata, np.uint8))
     with pytest.raises(DamagedError):
@@ -202,14 +202,14 @@ def changed(path, **arrays):
     "other",
     [np.array([None]), np.array([b"12345678"]), np.zeros(1, np.int64), np.zeros(2), np.zeros((1, 1)), np.array(0.0)],
 )
-def test_arrays_are_what_the_metadata_says(tmp_path, other):
+def test_arrays_that_contradict_the_metadata_raise(tmp_path, other):
     """Objects, which would be unpickled, and other bits of the same size are not taken."""
     path = changed(saved(tmp_path / "file.npz", of_one(np.zeros(1))), value_w=other)
     with pytest.raises(DamagedError, match=r"the array 'value:w' is .* expected float64"):
         load(path, [(0, 0, 1)], with_scalars=False)
 
 
-def test_an_array_cannot_announce_more_than_the_file_has(tmp_path):
+def test_oversized_array_header_raises(tmp_path):
     """No memory is allocated for it."""
     path = tmp_path / "file.npz"
     with zipfile.ZipFile(path, "w") as archive, archive.open("metadata.npy", "w") as entry:
@@ -219,7 +219,7 @@ def test_an_array_cannot_announce_more_than_the_file_has(tmp_path):
         describe(path)
 
 
-def test_it_needs_no_tensorflow():
+def test_import_loads_no_tensorflow():
     imported = "import sys, tfdist.parameter_server.snapshots.sharded"
     program = f"{imported}; print('tensorflow' in sys.modules, 'keras' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -25,7 +25,7 @@ def put(folder, server, servers, number, rows, digest="model"):
     return path
 
 
-def test_newest_first(tmp_path):
+def test_snapshots_are_listed_newest_first(tmp_path):
     for server, servers, number in ((0, 2, 9), (0, 2, 10), (1, 2, 1_000_000_000), (2, 3, 2)):
         (tmp_path / file_name(server, servers, number)).touch()
     found = [(file.server, file.servers, file.number) for file in snapshots_of(tmp_path)]
@@ -33,7 +33,7 @@ def test_newest_first(tmp_path):
     assert [file.path.name for file in snapshots_of(tmp_path)][1] == "server-0-of-2.000000010.npz"
 
 
-def test_other_files_are_none(tmp_path):
+def test_other_files_are_ignored(tmp_path):
     for name in (
         "server-0-of-2.npz",
         "server-0-of-2.1.npz.bak",
@@ -45,7 +45,7 @@ def test_other_files_are_none(tmp_path):
     assert snapshots_of(tmp_path / "missing") == []
 
 
-def test_leftovers(tmp_path):
+def test_partial_files_of_a_server_are_removed(tmp_path):
     for server, servers in ((0, 2), (1, 2), (0, 3)):
         (tmp_path / f"{file_name(server, servers, 1)}{PARTIAL}").touch()
         (tmp_path / file_name(server, servers, 1)).touch()
@@ -68,7 +68,7 @@ def test_leftovers(tmp_path):
         ([[("w", 0, 4)], [("w", 4, 8)], [("w", 0, 6)], [("w", 6, 8)]], True),
     ],
 )
-def test_a_file_goes_when_two_newer_ones_hold_each_of_its_rows(tmp_path, newer, is_removed):
+def test_file_is_removed_when_newer_files_repeat_its_rows(tmp_path, newer, is_removed):
     old = put(tmp_path, 0, 1, 1, [("w", 0, 8)])
     later = [put(tmp_path, server, 7, 2, rows) for server, rows in enumerate(newer)]
     remove_superseded(tmp_path, 0, 7, keep=2)
@@ -76,7 +76,7 @@ def test_a_file_goes_when_two_newer_ones_hold_each_of_its_rows(tmp_path, newer, 
     assert all(path.exists() for path in later)
 
 
-def test_older_files_and_those_of_other_models_do_not_count(tmp_path):
+def test_older_files_and_other_models_supersede_nothing(tmp_path):
     put(tmp_path, 0, 2, 1, [("w", 0, 12)])
     old = put(tmp_path, 0, 1, 3, [("w", 0, 12)])
     put(tmp_path, 0, 2, 4, [("w", 0, 12)], digest="another")
@@ -87,7 +87,7 @@ def test_older_files_and_those_of_other_models_do_not_count(tmp_path):
     assert not old.exists()
 
 
-def test_files_that_cannot_be_read_stay_and_do_not_count(tmp_path):
+def test_unreadable_files_stay_and_supersede_nothing(tmp_path):
     old = put(tmp_path, 0, 1, 1, [("w", 0, 12)])
     damaged = tmp_path / file_name(1, 3, 2)
     damaged.write_bytes(b"PK")

@@ -15,7 +15,7 @@ def state_of(version):
     return ShardState("model", version, {}, {}, (part,), {}, {})
 
 
-def test_what_was_written_is_found(tmp_path, caplog):
+def test_written_snapshot_is_found(tmp_path, caplog):
     snapshots = Snapshots(tmp_path / "new", 0, 1, 60.0)
     assert snapshots.find("model", HELD) is None
     snapshots.write(state_of(4))
@@ -26,7 +26,7 @@ def test_what_was_written_is_found(tmp_path, caplog):
         snapshots.find("other", HELD)
 
 
-def test_nothing_new_is_not_written(tmp_path):
+def test_unchanged_version_is_not_written_again(tmp_path):
     snapshots = Snapshots(tmp_path, 0, 1, 60.0)
     for version in (1, 1, 2):
         snapshots.write(state_of(version))
@@ -37,13 +37,13 @@ def test_nothing_new_is_not_written(tmp_path):
     ]
 
 
-def test_they_are_due_every_so_many_seconds(tmp_path):
+def test_next_snapshot_is_due_after_the_interval(tmp_path):
     assert Snapshots(tmp_path, 0, 1, 0.0).seconds_left == 0
     snapshots = Snapshots(tmp_path, 0, 1, 1000.0)
     assert 900 < snapshots.seconds_left <= 1000
 
 
-def test_a_folder_that_cannot_be_written_to_ends_nothing(tmp_path, caplog):
+def test_unwritable_folder_is_logged_and_raises_nothing(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     snapshots = Snapshots(tmp_path / "file", 0, 1, 60.0)
     with caplog.at_level(logging.ERROR):

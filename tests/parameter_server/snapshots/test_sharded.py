@@ -37,7 +37,7 @@ def small(version, path="w", begin=0, end=4, rows=4, **slots):
 
 
 @pytest.mark.parametrize(("writers", "readers"), itertools.product((1, 2, 3), repeat=2))
-def test_any_number_of_servers_reads_what_any_number_has_written(tmp_path, writers, readers):
+def test_any_number_of_servers_reads_all_snapshots(tmp_path, writers, readers):
     write_all(tmp_path, writers)
     for server in range(readers):
         found = read(tmp_path, DIGEST, rows_of(server, readers))
@@ -47,7 +47,7 @@ def test_any_number_of_servers_reads_what_any_number_has_written(tmp_path, write
             assert part.value.flags.owndata or part.value.base.flags.owndata, "no view of what was read beyond it"
 
 
-def test_without_snapshots_there_is_nothing_to_read(tmp_path):
+def test_reading_without_snapshots_returns_none(tmp_path):
     assert read(tmp_path / "missing", DIGEST, [("w", 0, 4)]) is None
     (tmp_path / "weights.npz").write_bytes(b"of somebody else")
     (tmp_path / "server-0-of-1.000000001.npz.partial").write_bytes(b"of a killed server")
@@ -73,7 +73,7 @@ def test_a_single_servers_snapshot_is_exact_for_any_number(tmp_path):
         assert (found.version, found.counted, found.sequences) == (9, {0: 4, 1: 5}, {(0, 5): 3, (1, 6): 4})
 
 
-def test_rows_of_several_servers_have_the_lowest_version_and_the_highest_sequences(tmp_path):
+def test_joined_rows_have_lowest_version_and_highest_sequences(tmp_path):
     """So that iterations fit the version, and a push that comes again is not applied twice to any row."""
     write(tmp_path, 0, 2, shard(0, 2, 12, counted={0: 7, 1: 5}, sequences={(0, 5): 6, (1, 8): 4}))
     write(tmp_path, 1, 2, shard(1, 2, 10, counted={0: 4, 1: 6}, sequences={(0, 5): 3, (1, 8): 5, (2, 9): 0}))
@@ -115,7 +115,7 @@ def test_times_of_files_do_not_matter(tmp_path):
     assert read(tmp_path, DIGEST, rows_of(0, 1)).version == 4
 
 
-def test_a_server_without_variables(tmp_path):
+def test_server_without_variables_is_restored(tmp_path):
     """Where there are more servers than variables."""
     empty = ShardState(DIGEST, 3, {}, {"iterations": np.array(3)}, (), {0: 3}, {(0, 5): 2})
     write(tmp_path, 0, 2, small(3))
@@ -124,13 +124,13 @@ def test_a_server_without_variables(tmp_path):
     assert read(tmp_path, DIGEST, [("w", 0, 4)]).version == 3
 
 
-def test_variables_without_rows(tmp_path):
+def test_variable_without_rows_is_restored(tmp_path):
     write(tmp_path, 0, 1, small(3, begin=0, end=0, rows=0, momentum=np.zeros((0, 2), np.float32)))
     [part] = read(tmp_path, DIGEST, [("w", 0, 0)]).parts
     assert part.value.shape == part.slots["momentum"].shape == (0, 2)
 
 
-def test_reading_while_servers_write(tmp_path):
+def test_reading_during_writes_finds_whole_snapshots(tmp_path):
     """Files are removed between the listing of the folder and the reading of a file."""
 
     def serve(server):
@@ -188,7 +188,7 @@ def test_snapshots_of_another_number_of_servers_stay_while_they_are_needed(tmp_p
         assert_same(read(tmp_path, DIGEST, rows_of(server, 2)), shard(server, 2))
 
 
-def test_rows_that_nobody_else_has_stay(tmp_path):
+def test_file_with_rows_in_no_other_file_stays(tmp_path):
     """A server may hold other rows than before, although the number of servers is the same."""
     old = write(tmp_path, 0, 2, small(1, begin=0, end=3), keep=1)
     write(tmp_path, 0, 2, small(2, begin=0, end=2), keep=1)
@@ -224,7 +224,7 @@ def truncate(path, place):
 
 @pytest.mark.parametrize("place", [0.0, 0.1, 0.5, 0.9, 0.9999])
 @pytest.mark.parametrize("damage", [truncate, flip])
-def test_instead_of_a_damaged_file_the_one_before_is_read(tmp_path, caplog, damage, place):
+def test_previous_file_is_read_if_the_last_is_damaged(tmp_path, caplog, damage, place):
     write(tmp_path, 0, 1, small(1))
     path = write(tmp_path, 0, 1, small(2))
     content = path.read_bytes()
@@ -240,7 +240,7 @@ def test_instead_of_a_damaged_file_the_one_before_is_read(tmp_path, caplog, dama
     assert read(tmp_path, DIGEST, [("w", 0, 4)]).version == 2
 
 
-def test_damage_of_one_server_costs_the_others_nothing(tmp_path, caplog):
+def test_damage_of_one_server_does_not_affect_others(tmp_path, caplog):
     write_all(tmp_path, 3, 4)
     *_, path = write_all(tmp_path, 3, 5)
     truncate(path, 0.5)
@@ -264,7 +264,7 @@ def test_foreign_files_of_the_same_name_are_passed_over(tmp_path, caplog):
     assert write(tmp_path, 0, 1, small(2)).name == "server-0-of-1.000000006.npz"
 
 
-def test_if_all_are_damaged_nobody_begins_anew_unnoticed(tmp_path):
+def test_damage_of_all_files_raises(tmp_path):
     path = write(tmp_path, 0, 1, small(1))
     truncate(path, 0.5)
     with pytest.raises(SnapshotError, match=rf"lack rows .*w \[0:4\].*damaged: {path.name}.*remove the folder"):
@@ -331,7 +331,7 @@ def test_after_a_kill_at_any_moment_the_last_snapshot_is_whole(tmp_path):
 
 
 @pytest.mark.parametrize(("dies_in", "expected"), [("fsync", 2), ("replace", 2), ("unlink", 3)])
-def test_a_kill_between_two_steps_of_a_write(tmp_path, dies_in, expected):
+def test_kill_within_a_write_leaves_a_whole_snapshot(tmp_path, dies_in, expected):
     """The third write dies before the file is on the disk, before it has its name, and before the first is removed."""
     with start(tmp_path, 1, dies_in) as process:
         assert process.stdout.read().split() == ["1", "2"]
@@ -360,7 +360,7 @@ def test_missing_rows_are_an_error(tmp_path):
         read(tmp_path, DIGEST, rows_of(0, 1))
 
 
-def test_a_job_that_was_killed_as_it_began_begins_again(tmp_path):
+def test_incomplete_snapshots_of_untrained_servers_are_ignored(tmp_path):
     """One server has written its untrained variables, the other has not."""
     write(tmp_path, 0, 2, shard(0, 2, 0))
     assert read(tmp_path, DIGEST, rows_of(1, 2)) is None
@@ -370,7 +370,7 @@ def test_a_job_that_was_killed_as_it_began_begins_again(tmp_path):
         read(tmp_path, DIGEST, rows_of(1, 2))
 
 
-def test_a_variable_whose_slots_are_not_by_element_is_not_split(tmp_path):
+def test_splitting_variable_with_other_slot_shapes_raises(tmp_path):
     write(tmp_path, 0, 1, shard(0, 1))
     with pytest.raises(SnapshotError, match=r"'dense/kernel' .* cannot be split .* 'factor' has the shape \(40,\)"):
         read(tmp_path, DIGEST, [("dense/kernel", 0, 20)])
@@ -406,7 +406,7 @@ def without_rights(path, mode):
         path.chmod(before)
 
 
-def test_a_folder_without_the_right_to_write(folder):
+def test_unwritable_folder_raises(folder):
     path = write(folder, 0, 1, small(1))
     message = f"server 0 cannot be written to {folder}: Permission denied. Give a folder"
     with without_rights(folder, 0o555), pytest.raises(SnapshotError, match=message):
@@ -414,14 +414,14 @@ def test_a_folder_without_the_right_to_write(folder):
     assert names(folder) == [path.name]
 
 
-def test_a_folder_without_the_right_to_read(folder):
+def test_unreadable_folder_raises(folder):
     write(folder, 0, 1, small(1))
     message = f"snapshots in {folder} cannot be read: Permission denied. Give a folder"
     with without_rights(folder, 0o333), pytest.raises(SnapshotError, match=message):
         read(folder, DIGEST, [("w", 0, 4)])
 
 
-def test_a_file_without_the_right_to_read_is_not_passed_over(folder):
+def test_unreadable_file_raises(folder):
     """The one before would silently undo training."""
     write(folder, 0, 1, small(1))
     path = write(folder, 0, 1, small(2))
@@ -429,7 +429,7 @@ def test_a_file_without_the_right_to_read_is_not_passed_over(folder):
         read(folder, DIGEST, [("w", 0, 4)])
 
 
-def test_a_folder_that_is_a_file(tmp_path):
+def test_file_in_place_of_the_folder_raises(tmp_path):
     path = tmp_path / "file"
     path.touch()
     with pytest.raises(SnapshotError, match=f"written to {path}: File exists"):
@@ -454,7 +454,7 @@ def test_a_full_disk_leaves_the_snapshots_as_they_were(tmp_path):
     assert read(tmp_path, DIGEST, rows_of(0, 1)).version == 2
 
 
-def test_paths_are_unique(tmp_path):
+def test_equal_paths_raise(tmp_path):
     [part] = small(1).parts
     twice = ShardState(DIGEST, 1, {}, {}, (part, part), {}, {})
     with pytest.raises(ValueError, match="two variables have the path 'w'"):
@@ -464,7 +464,7 @@ def test_paths_are_unique(tmp_path):
 
 
 @pytest.mark.parametrize(("server", "servers", "keep"), [(2, 2, 2), (-1, 2, 2), (0, 1, 0)])
-def test_arguments_are_checked(tmp_path, server, servers, keep):
+def test_invalid_arguments_raise(tmp_path, server, servers, keep):
     with pytest.raises(ValueError, match="keep >= 1 and 0 <= server < servers; got"):
         write(tmp_path, server, servers, small(1), keep)
 

@@ -41,12 +41,12 @@ def test_parts_that_differ_are_not_joined(other):
     ("begin", "end", "rows", "shape"),
     [(0, 2, 6, (3, 2)), (4, 7, 6, (3,)), (-1, 2, 6, (3,)), (2, 1, 6, (3,)), (0, 1, 2, ()), (0, 2, 2, ())],
 )
-def test_bounds_fit_the_value(begin, end, rows, shape):
+def test_invalid_bounds_raise(begin, end, rows, shape):
     with pytest.raises(ValueError, match="variable 'w' cannot have a value of shape"):
         PartState("w", begin, end, rows, np.zeros(shape), {})
 
 
-def test_slots_of_other_shapes_are_of_whole_variables():
+def test_slots_of_other_shapes_need_whole_variables():
     slots = {"factor": np.zeros(2), "count": np.array(3)}
     assert PartState("w", 0, 3, 3, np.zeros((3, 2)), slots).is_whole
     assert PartState("w", 0, 1, 1, np.array(1.0), slots).is_whole

@@ -58,7 +58,7 @@ def train(table, steps=4):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_servers_give_what_one_process_gives(count):
+def test_servers_return_the_rows_of_a_single_process(count):
     keys, rows = train(of_process())
     with on_servers(count) as (table,):
         found, values = train(table)
@@ -141,7 +141,7 @@ def test_a_refusal_is_raised_and_kept():
         TableClient(line, "users", TableSpec(4, FORM.initial, FORM.policy)).export()
 
 
-def test_the_chief_loads_and_others_do_not():
+def test_only_the_chief_loads_rows():
     with on_servers(workers=2) as (chief, worker):
         worker.assign(KEYS, gradients(KEYS))
         assert not len(chief.export()[0])
@@ -177,7 +177,7 @@ def train_often(table, steps=20):
 
 @pytest.mark.parametrize("rows", [100, 8])
 @pytest.mark.parametrize("staleness", [0, 1, 4])
-def test_rows_that_one_worker_keeps_are_those_of_the_servers(rows, staleness):
+def test_cached_rows_equal_the_servers_rows(rows, staleness):
     """Bit for bit, whatever the staleness: nobody else updates them."""
     with on_servers() as (table,):
         seen, expected = train_often(table)
@@ -213,7 +213,7 @@ def test_others_updates_are_seen_when_a_row_is_stale():
         np.testing.assert_allclose(found, before - 3, rtol=1e-5, err_msg="one's own come with others'")
 
 
-def test_own_updates_may_be_seen_late_and_then_frequent_rows_are_read_seldom():
+def test_own_updates_appear_late_without_reads_own_writes():
     one = np.ones((1, DIM), np.float32)
     key = KEYS[:1]
     with on_servers(cache=CachePolicy(10, 2, reads_own_writes=False)) as (table,):

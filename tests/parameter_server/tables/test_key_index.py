@@ -22,7 +22,7 @@ def check(index, model, absent):
     assert contents(index) == model
 
 
-def test_extreme_keys_and_repeated_ones():
+def test_extreme_and_repeated_keys_are_found():
     index = KeyIndex()
     assert index.find(EXTREMES).tolist() == [-1] * 6
     assert index.add(EXTREMES).tolist() == [0, 1, 2, 3, 4, 5]
@@ -30,7 +30,7 @@ def test_extreme_keys_and_repeated_ones():
     check(index, {int(key): slot for slot, key in enumerate(EXTREMES)}, [2, -2, 1 << 40])
 
 
-def test_no_keys():
+def test_empty_keys_are_accepted():
     index, none = KeyIndex(), np.empty(0, np.int64)
     assert index.add(none).tolist() == []
     assert index.find(none).tolist() == []
@@ -48,7 +48,7 @@ def test_removed_keys_leave_their_slots_to_the_last_ones():
     check(index, {10: 0, 13: 1, 12: 2, 14: 3, 15: 4}, [11])
 
 
-def test_growth_over_many_resizes_in_batches_of_any_size():
+def test_keys_are_found_after_many_resizes():
     index, model, generator = KeyIndex(), {}, np.random.default_rng(0)
     for batch in (1, 0, 3, 30, 1, 500, 7, 20000, 1, 100):
         keys = np.setdiff1d(generator.integers(-(1 << 63), (1 << 63) - 1, batch), list(model))
@@ -57,7 +57,7 @@ def test_growth_over_many_resizes_in_batches_of_any_size():
         check(index, model, generator.integers(-(1 << 63), (1 << 63) - 1, 50))
 
 
-def test_keys_whose_hashes_collide():
+def test_keys_with_colliding_hashes_are_found():
     """All begin at one bucket, or at two neighbours, until the table has 4096."""
     candidates = np.arange(1 << 20)
     start = mix(candidates) & np.uint64(4095)
@@ -72,7 +72,7 @@ def test_keys_whose_hashes_collide():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_operations(seed):
+def test_random_operations_equal_a_dict(seed):
     """Keys come and go, as when rows are evicted: from a small range, so that the same ones return."""
     generator = np.random.default_rng(seed)
     index, model = KeyIndex(), {}
@@ -103,7 +103,7 @@ def test_keys_that_come_and_go_take_no_more_memory():
     assert len(index.keys) <= 256
 
 
-def test_more_keys_than_slots(monkeypatch):
+def test_too_many_keys_raise(monkeypatch):
     monkeypatch.setattr(key_index, "_MOST_SLOTS", 10)
     index = KeyIndex()
     index.add(np.arange(8))

@@ -20,7 +20,7 @@ def check(rows, expected):
     assert rows["uses"].tolist() == [7] * len(expected)
 
 
-def test_added_rows():
+def test_added_rows_are_found():
     rows = rows_of(np.array([5, 3, 9]))
     assert rows.columns == ["values", "uses"]
     check(rows, [3, 5, 9])

@@ -11,7 +11,7 @@ def part(worker, id=0):
     return Part(UpdateRows(id, worker, 1, "users", 0), keys, gradients, lambda answer, arrays: None)
 
 
-def test_parts_wait_for_each_other_and_come_in_the_order_of_workers():
+def test_parts_are_awaited_and_ordered_by_worker():
     update = Round(range(3))
     assert update.awaited == (0, 1, 2)
     assert not update.add(part(2))
@@ -24,7 +24,7 @@ def test_parts_wait_for_each_other_and_come_in_the_order_of_workers():
     assert update.awaited == (0, 1, 2), "the next update begins"
 
 
-def test_a_part_can_be_forgotten():
+def test_forgotten_part_is_awaited_again():
     update = Round(range(2))
     update.add(part(1))
     update.forget(1)

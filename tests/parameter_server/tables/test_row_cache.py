@@ -30,7 +30,7 @@ def step(cache, keys, version=0.0, updates=True):
     return keys[found.missing].tolist()
 
 
-def test_a_key_that_comes_again_is_kept_and_has_the_values_of_its_last_update():
+def test_repeated_key_is_cached_with_its_last_update():
     cache = cache_of()
     assert step(cache, keys_of(1, 2), version=0) == [1, 2]
     assert step(cache, keys_of(2, 3), version=1) == [2, 3], "a key that came once is not kept"
@@ -50,7 +50,7 @@ def test_a_row_is_read_again_when_it_is_stale(staleness):
     assert step(cache, keys_of(7), updates=False) == [7]
 
 
-def test_own_writes_may_be_seen_as_late_as_those_of_others():
+def test_own_writes_appear_late_without_reads_own_writes():
     cache = cache_of(staleness=2, reads_own_writes=False)
     for version in range(2):
         assert step(cache, keys_of(7), version) == [7]
@@ -60,7 +60,7 @@ def test_own_writes_may_be_seen_as_late_as_those_of_others():
     assert step(cache, keys_of(7)) == [7]
 
 
-def test_the_keys_that_were_not_used_for_longest_are_evicted():
+def test_least_recently_used_keys_are_evicted():
     cache = cache_of(rows=4)
     for number in (1, 2, 3, 4, 1, 1):
         step(cache, keys_of(number))
@@ -71,7 +71,7 @@ def test_the_keys_that_were_not_used_for_longest_are_evicted():
         assert step(cache, keys_of(2)) == [2], "it was forgotten, and begins anew"
 
 
-def test_more_keys_at_once_than_there_is_room_for():
+def test_cache_never_exceeds_its_size():
     cache = cache_of(rows=3)
     many = np.arange(10, dtype=np.int64)
     for _ in range(3):
@@ -79,7 +79,7 @@ def test_more_keys_at_once_than_there_is_room_for():
     assert len(cache) == 3
 
 
-def test_nothing_is_kept_after_all_rows_were_assigned():
+def test_clear_removes_all_rows():
     cache = cache_of()
     for _ in range(3):
         step(cache, keys_of(1))
@@ -88,14 +88,14 @@ def test_nothing_is_kept_after_all_rows_were_assigned():
     assert step(cache, keys_of(1)) == [1]
 
 
-def test_no_keys():
+def test_empty_keys_are_accepted():
     cache = cache_of()
     for _ in range(2):
         assert step(cache, keys_of()) == []
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
-def test_it_does_what_a_dictionary_does(staleness):
+def test_random_operations_equal_a_dictionary(staleness):
     """With room for all keys: values by key, with the step in which they were read; of keys that came twice."""
     generator = np.random.default_rng(staleness)
     cache, noted, kept, asked, found = cache_of(staleness=staleness), set(), {}, 0, 0
@@ -125,6 +125,6 @@ def test_it_does_what_a_dictionary_does(staleness):
 
 
 @pytest.mark.parametrize(("rows", "staleness"), [(0, 1), (1, -1), (1.5, 1), (1, "2")])
-def test_policies_that_cannot_be(rows, staleness):
+def test_invalid_policies_raise(rows, staleness):
     with pytest.raises(ValueError, match=r"must be a whole number of at least [01]; got"):
         CachePolicy(rows, staleness)

@@ -63,7 +63,7 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_any_number_of_servers_goes_on(tmp_path, count, caplog):
+def test_any_number_of_servers_restores_the_table(tmp_path, count, caplog):
     after(tmp_path / "kept", 3).close()
     again = Servers(tmp_path / "kept", count)
     assert_same(again, after(tmp_path / "one", 3))
@@ -83,7 +83,7 @@ def test_updates_that_a_snapshot_has_do_not_count_again(tmp_path):
     assert (another.export()[1] != before).all()
 
 
-def test_a_job_that_was_killed_before_all_servers_had_written_is_passed_over(tmp_path):
+def test_incomplete_snapshots_of_a_killed_job_are_skipped(tmp_path):
     after(tmp_path, 1).close()
     three = Servers(tmp_path, 3)
     three.step(1)
@@ -98,7 +98,7 @@ def test_a_job_that_was_killed_before_all_servers_had_written_is_passed_over(tmp
     assert_same(last, after(tmp_path / "expected", 2))
 
 
-def test_old_files_go(tmp_path):
+def test_two_files_of_each_server_are_kept(tmp_path):
     for sequence in range(4):
         servers = Servers(tmp_path, 2)
         servers.step(sequence)
@@ -116,7 +116,7 @@ def test_a_table_of_another_form_is_refused(tmp_path):
     assert all(isinstance(answer, TableAttached) for answer in Servers(tmp_path, 2).attached)
 
 
-def test_names_stay_in_the_folder(tmp_path):
+def test_table_names_cannot_leave_the_folder(tmp_path):
     for name in ("../../etc", "a/b", "a_b", ""):
         snapshots = TableSnapshots(tmp_path, name, 0, 1, 60)
         assert snapshots._folder.parent == tmp_path

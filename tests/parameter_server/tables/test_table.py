@@ -54,7 +54,7 @@ def test_rows_are_made_when_their_keys_are_first_used():
     np.testing.assert_array_equal(use(table, 3, 0, MIN, -1), after_steps(initial(3, 0, MIN, -1), 1, 0, 1, 0))
 
 
-def test_a_lookup_that_makes_no_rows_gives_the_same():
+def test_lookup_without_creation_returns_the_same_rows():
     table, other = table_of(), table_of()
     use(table, 1, 2)
     step(table, 2)
@@ -103,7 +103,7 @@ def test_gradients_of_keys_without_a_row_are_dropped():
     assert table.iterations == 2
 
 
-def test_arrays_as_they_come_over_the_wire():
+def test_readonly_unaligned_arrays_are_accepted():
     """Read-only, and not aligned."""
 
     def received(array):
@@ -117,7 +117,7 @@ def test_arrays_as_they_come_over_the_wire():
     np.testing.assert_array_equal(use(table, *keys), after_steps(initial(*keys), 2, 1, 2, 1))
 
 
-def test_empty_batches():
+def test_empty_batches_are_accepted():
     table = table_of(keras.optimizers.Adam(0.1))
     assert use(table).shape == (0, DIM)
     assert table.lookup(keys_of(), create=False).dtype == np.float32
@@ -222,7 +222,7 @@ def test_the_least_used_rows_are_evicted():
     assert present(table) == [1, 3, 5]
 
 
-def test_keys_that_wait_are_bounded():
+def test_number_of_waiting_keys_is_bounded():
     table = table_of(max_rows=4, admit_after=2)
     use(table, 1, 2, 3)
     step(table)
@@ -293,7 +293,7 @@ class Model:
     ids=str,
 )
 @pytest.mark.parametrize("seed", [0, 1])
-def test_random_operations(policy, seed):
+def test_random_operations_equal_the_model(policy, seed):
     """Gradients are whole numbers, so that sums do not depend on their order."""
     generator = np.random.default_rng(seed)
     universe = np.concatenate([generator.integers(MIN, MAX, 100), [MIN, MAX, 0, -1]])
@@ -312,7 +312,7 @@ def test_random_operations(policy, seed):
     assert len(table) == len(model.rows) > 0
 
 
-def test_growth_over_many_resizes():
+def test_rows_are_found_after_many_resizes():
     table = table_of(keras.optimizers.Adagrad(0.1))
     keys = np.random.default_rng(0).permutation(np.arange(-10000, 10000))
     begin = 0
@@ -401,7 +401,7 @@ def test_restoring_replaces_everything():
     assert (present(table), table.iterations) == ([1, 2], 0)
 
 
-def test_restoring_where_every_key_is_admitted():
+def test_restoring_without_admission_drops_waiting_keys():
     """Uses before are not counted any more."""
     table = table_of(admit_after=2)
     use(table, 1, 2)
@@ -423,7 +423,7 @@ def test_restoring_keeps_the_bound_and_the_learning_rate():
     np.testing.assert_array_equal(use(small, 2), initial(2) - 1)
 
 
-def test_snapshots_that_do_not_fit():
+def test_incompatible_snapshots_raise():
     table = table_of()
     use(table, 1)
     state = table.state()
@@ -441,7 +441,7 @@ def test_snapshots_that_do_not_fit():
     assert present(table) == []
 
 
-def test_learning_rates():
+def test_learning_rate_can_be_set():
     table = table_of()
     table.set_learning_rate(0.25)
     use(table, 1)
@@ -462,7 +462,7 @@ class Anchored(keras.optimizers.Optimizer):
         self.assign(variable, self.anchors[0] - learning_rate * gradient)
 
 
-def test_slots_that_begin_with_the_row():
+def test_slots_can_start_with_the_rows_value():
     with keras.saving.custom_object_scope({"Anchored": Anchored}):
         table = table_of(Anchored(1.0))
         use(table, 1, 2)
@@ -471,7 +471,7 @@ def test_slots_that_begin_with_the_row():
     np.testing.assert_array_equal(use(table, 1, 2), after_steps(initial(1, 2), 0, 1))
 
 
-def test_float64():
+def test_float64_rows_keep_small_updates():
     table = Table(DIM, keras.optimizers.serialize(keras.optimizers.SGD(1.0)), INITIAL, dtype="float64")
     rows = use(table, 1)
     assert rows.dtype == np.float64
@@ -479,7 +479,7 @@ def test_float64():
     np.testing.assert_array_equal(use(table, 1), rows - 2.0**-40)
 
 
-def test_what_is_refused():
+def test_invalid_arguments_raise():
     sgd = keras.optimizers.serialize(keras.optimizers.SGD(1.0))
     with pytest.raises(ValueError, match="dim must be a whole number of at least 1; got 0"):
         Table(0, sgd)
@@ -495,7 +495,7 @@ def test_what_is_refused():
     assert len(table) == table.iterations == 0
 
 
-def test_another_optimizer_goes_on_with_the_rows():
+def test_new_optimizer_keeps_rows_and_waiting_keys():
     table = table_of(keras.optimizers.SGD(1.0, momentum=0.5), admit_after=2, evict_after=8)
     for _ in range(2):
         use(table, 1, 2)
@@ -513,7 +513,7 @@ def test_another_optimizer_goes_on_with_the_rows():
     np.testing.assert_allclose(use(table, 1, 2), expected, rtol=1e-5)
 
 
-def test_time_goes_on_for_rows_when_the_optimizer_begins_anew():
+def test_new_optimizer_keeps_the_age_of_rows():
     table = table_of(evict_after=8)
     use(table, 1, 2)
     for _ in range(6):
@@ -526,7 +526,7 @@ def test_time_goes_on_for_rows_when_the_optimizer_begins_anew():
     assert present(table) == [2], "not used for 9 updates"
 
 
-def test_rows_are_assigned():
+def test_assignment_replaces_rows_and_their_slots():
     table = table_of(keras.optimizers.SGD(1.0, momentum=0.5))
     use(table, 1, 2)
     step(table, 1, 2)

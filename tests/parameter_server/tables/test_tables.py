@@ -82,7 +82,7 @@ def test_rows_are_made_updated_and_exported():
     np.testing.assert_array_equal(rows, -ONES)
 
 
-def test_an_update_counts_once():
+def test_repeated_update_counts_once():
     tables = attached()
     lookup(tables)
     for sequence in (0, 0, 1, 1, 0):
@@ -96,7 +96,7 @@ def test_an_update_counts_once():
     assert values(tables, incarnation=2) == [-4, -4], "a worker that came again"
 
 
-def test_a_use_counts_once():
+def test_repeated_lookup_counts_as_one_use():
     tables = attached(policy=RowPolicy(admit_after=2))
     for _ in range(3):
         lookup(tables, sequence=0)
@@ -113,7 +113,7 @@ def test_the_chiefs_learning_rate_is_used():
     assert values(tables) == [-1, -1]
 
 
-def test_who_has_not_described_the_table_is_unknown():
+def test_worker_without_attach_is_unknown():
     tables = Tables()
     assert lookup(tables)[0].is_unknown
     attach(tables)
@@ -136,7 +136,7 @@ def test_who_has_not_described_the_table_is_unknown():
         (ExportTable, (), [KEYS], "1 arrays; expected 0"),
     ],
 )
-def test_what_is_wrong_is_refused_and_changes_nothing(kind, arguments, arrays, why):
+def test_invalid_requests_are_refused_and_change_nothing(kind, arguments, arrays, why):
     tables = attached()
     lookup(tables)
     answer, _ = ask(tables, kind, *arguments, arrays=arrays)
@@ -161,7 +161,7 @@ def test_an_optimizer_that_cannot_be_used_is_refused():
     assert "clipvalue" in answer.why
 
 
-def test_the_optimizer_may_be_said_later():
+def test_optimizer_can_be_given_later():
     tables = attached(optimizer=None)
     lookup(tables)
     assert "by which optimizer" in update(tables, 0).why
@@ -186,7 +186,7 @@ def test_the_chiefs_optimizer_replaces_another_one():
     assert values(tables) == [-8, -8], "2 · 1, and 2 · 1.5"
 
 
-def test_rows_are_assigned():
+def test_assignment_if_new_is_ignored_after_an_update():
     tables = attached()
     lookup(tables, keys=np.array([8], np.int64))
     assert assign(tables, 1, True, 4) == Done(1, 0)
@@ -201,7 +201,7 @@ def test_rows_are_assigned():
     assert values(tables) == [9, 9]
 
 
-def test_rows_that_are_assigned_are_assigned_once():
+def test_repeated_assignment_is_applied_once():
     """A worker sends a message again that a busy server has not answered: others' updates since must stay."""
     tables = attached()
     assign(tables, 5, False, 4)
@@ -235,7 +235,7 @@ class Together:
         return values(self.tables)
 
 
-def test_workers_that_update_together_make_one_update_of_the_sum():
+def test_joint_updates_are_summed_into_one_update():
     adagrad = keras.optimizers.serialize(keras.optimizers.Adagrad(1.0, initial_accumulator_value=0.0, epsilon=0.0))
     both = Together(adagrad)
     both.update(1, 0)
@@ -260,14 +260,14 @@ def test_a_part_that_is_repeated_counts_once():
     assert both.values() == [-2, -2], "the next one waits again"
 
 
-def test_the_learning_rate_of_an_update_is_the_chiefs_whoever_comes_first():
+def test_joint_update_uses_the_chiefs_learning_rate():
     both = Together()
     both.update(0, 0, rate=0.5)
     both.update(1, 0)
     assert both.values() == [-1, -1]
 
 
-def test_a_worker_that_has_ended_keeps_no_other_waiting():
+def test_joint_update_is_refused_after_a_worker_ended():
     both = Together()
     both.update(0, 0)
     both.tables.lost(1)
@@ -287,7 +287,7 @@ def test_a_worker_that_has_given_its_part_may_end():
     assert both.answers[0] == [Done(0, 1)]
 
 
-def test_a_part_that_cannot_be_used_is_refused_alone():
+def test_invalid_part_is_refused_alone():
     both = Together()
     both.update(0, 0)
     both.update(1, 0, gradients=ONES[:1])
@@ -297,12 +297,12 @@ def test_a_part_that_cannot_be_used_is_refused_alone():
     assert both.values() == [-2, -2]
 
 
-def test_workers_agree_on_who_updates_together():
+def test_different_numbers_of_joint_workers_are_refused():
     tables = attached(workers=2)
     assert "expected workers 2, as on worker 0; got 3" in attach(tables, worker=1, workers=3).why
 
 
-def test_a_worker_that_came_again_gives_its_part_anew():
+def test_restarted_worker_gives_its_part_again():
     both = Together()
     both.update(1, 0)
     attach(both.tables, worker=1, incarnation=2, workers=2)
@@ -310,7 +310,7 @@ def test_a_worker_that_came_again_gives_its_part_anew():
     assert both.answers[0] == [], "the part of its predecessor is forgotten"
 
 
-def test_an_update_that_pulls_is_answered_with_rows_also_when_it_is_repeated():
+def test_repeated_update_with_pull_returns_rows_again():
     tables = attached()
     lookup(tables)
     for _ in range(2):
@@ -321,7 +321,7 @@ def test_an_update_that_pulls_is_answered_with_rows_also_when_it_is_repeated():
         assert rows[:, 0].tolist() == [-2, -2, -1]
 
 
-def test_workers_that_update_together_pull_nothing():
+def test_joint_update_with_pull_is_refused():
     both = Together()
     refused, _ = ask(both.tables, UpdateRows, 0, None, False, True, arrays=[KEYS, ONES, np.array([0])])
     assert "3 arrays; expected 2" in refused.why
@@ -345,7 +345,7 @@ class Slow:
         self._is_busy = False
 
 
-def test_the_last_snapshot_is_written_though_another_one_is_not_finished():
+def test_closing_writes_a_last_snapshot_despite_unfinished_write():
     tables = Tables(Slow)
     attach(tables)
     update(tables, 0)

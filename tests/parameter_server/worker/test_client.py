@@ -19,7 +19,7 @@ from tfdist.parameter_server.worker import client as clients
 from tfdist.parameter_server.worker.client import RefusedError
 
 
-def test_a_wait_for_the_slowest_has_no_deadline_while_the_server_lives(monkeypatch):
+def test_wait_has_no_deadline_while_the_server_lives(monkeypatch):
     """Longer than a client waits for a sign of life."""
     monkeypatch.setattr(clients, "_AGAIN_SECONDS", 0.05)
     with serving(BoundedStaleness(1)) as server, connected(server, 0.4) as fast, connected(server) as slow:
@@ -39,7 +39,7 @@ def test_a_wait_for_the_slowest_has_no_deadline_while_the_server_lives(monkeypat
         assert time.monotonic() - begin > 0.9
 
 
-def test_requests_to_several_servers_are_under_way_together():
+def test_requests_to_several_servers_run_concurrently():
     with serving() as a, serving() as b, connected(a) as one, connected(b) as other:
         requests = [connection.send(lambda id: Attach(id, 0, 1, "model")) for connection in (one, other)]
         for connection, request in zip((other, one), reversed(requests), strict=True):
@@ -54,7 +54,7 @@ def test_a_refusal_is_an_error():
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_a_server_hears_first_that_a_worker_has_ended(monkeypatch, is_told):
+def test_rendezvous_error_replaces_the_servers_refusal(monkeypatch, is_told):
     """The error is what the rendezvous then says of that worker; the server's, if it says nothing."""
     monkeypatch.setattr(clients, "_NEWS_SECONDS", DEADLINE if is_told else 0.2)
     news = itertools.chain([None] * 3, itertools.repeat(PeerLostError("rank 1 died") if is_told else None))
@@ -65,7 +65,7 @@ def test_a_server_hears_first_that_a_worker_has_ended(monkeypatch, is_told):
             attach(one, 0)
 
 
-def test_a_request_is_answered_by_a_server_that_comes_late(monkeypatch):
+def test_request_waits_for_a_late_server(monkeypatch):
     monkeypatch.setattr(clients, "_AGAIN_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -107,7 +107,7 @@ def test_a_job_that_has_failed_is_not_waited_for(monkeypatch):
         one.close()
 
 
-def test_a_server_that_is_gone():
+def test_missing_server_raises_after_the_timeout():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     with (
@@ -117,7 +117,7 @@ def test_a_server_that_is_gone():
         attach(one)
 
 
-def test_a_server_process_that_is_killed_and_started_again(monkeypatch):
+def test_connection_finds_a_restarted_server_process(monkeypatch):
     """The connection finds the new one by itself; it has to be told of the worker and the model again."""
     monkeypatch.setattr(clients, "_AGAIN_SECONDS", 0.2)
     program = str(harness.PROGRAMS / "one_server.py")
@@ -138,7 +138,7 @@ def test_a_server_process_that_is_killed_and_started_again(monkeypatch):
                 assert not attach(one).is_created
 
 
-def test_a_connection_that_is_forgotten_does_not_hang():
+def test_garbage_collected_connection_does_not_hang():
     """Garbage in a cycle, as after an exception, is collected in an order in which ZeroMQ waits for ever."""
     program = """
 import gc

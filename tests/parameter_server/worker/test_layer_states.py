@@ -28,7 +28,7 @@ class Heard:
         return self.answers[-1]
 
 
-def test_a_worker_takes_what_differs():
+def test_worker_receives_arrays_that_differ_from_the_chiefs():
     with serving() as server, connected(server) as chief, connected(server) as worker:
         assert take(chief, given([ONES, TWOS]), [ONES, TWOS]) == {}
         found = take(worker, given([ONES, ONES], 1), [ONES, ONES])
@@ -36,7 +36,7 @@ def test_a_worker_takes_what_differs():
     np.testing.assert_array_equal(found[1], TWOS)
 
 
-def test_only_what_the_server_lacks_is_sent():
+def test_only_arrays_unknown_to_the_server_are_sent():
     """Other models may have the same frozen weights."""
     heard = Heard()
     assert heard(given([ONES, TWOS])(0, ()))[0] == StateDiffers(0, (0, 1))
@@ -65,7 +65,7 @@ def test_another_model_than_the_chiefs_is_refused(chief_comes_first):
     assert "variable 1 is y, the chief's is x" in refusal.why
 
 
-def test_a_worker_that_comes_again_may_leave_models_out():
+def test_restarted_worker_may_skip_models():
     """The worker begins with the model that the chief has begun last."""
     heard = Heard()
     for occurrence, values in enumerate((ONES, TWOS)):
@@ -83,12 +83,12 @@ def test_values_that_the_chief_replaces_are_forgotten():
     assert list(heard.states.arrays) == [digest(TWOS)]
 
 
-def test_arrays_that_are_not_what_was_announced_are_not_kept():
+def test_arrays_with_a_wrong_digest_are_not_kept():
     heard = Heard()
     assert heard(given([ONES])(0, (0,)), [TWOS])[0] == StateDiffers(0, (0,))
 
 
-def test_nobody_waits_for_a_chief_that_is_gone():
+def test_workers_do_not_wait_for_a_lost_chief():
     """The chief ended while a worker waited, or before the server was started again."""
     heard = Heard()
     heard(given([ONES], 1)(0, ()))
@@ -99,7 +99,7 @@ def test_nobody_waits_for_a_chief_that_is_gone():
     assert again(given([ONES], 1)(0, ())) == (StateDiffers(0, (), is_known=False), [])
 
 
-def test_a_worker_without_the_chiefs_says_so(caplog):
+def test_missing_values_of_the_chief_log_a_warning(caplog):
     with serving() as server, connected(server) as worker:
         server._shards.states._is_chief_there = lambda: False
         assert take(worker, given([ONES], 1), [ONES]) == {}

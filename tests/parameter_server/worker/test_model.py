@@ -19,7 +19,7 @@ def values():
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
-def test_parts_make_the_whole_again(servers):
+def test_parts_join_to_the_whole_model(servers):
     model = model_of(servers)
     momenta = [{"momentum": value + 1} for value in values()]
     state = State(values(), momenta, {"iteration": np.array(3)})
@@ -40,19 +40,19 @@ def test_servers_are_told_which_rows_they_hold():
     assert [one.decays for one in held if one.path == "bias"] == [False]
 
 
-def test_variables_that_may_not_be_split_are_whole():
+def test_unsplittable_variables_stay_whole():
     model = model_of(2, splits=(False, True, True, True))
     assert sum(part.variable == 0 for shard in model.dealing.shards for part in shard) == 1
 
 
-def test_names_tell_models_apart():
+def test_different_models_have_different_names():
     one = model_of(2)
     others = [model_of(2, splits=(False,) * 4), model_of(2, paths=["other", *PATHS[1:]]), model_of(2, optimizer="Adam")]
     assert one.name == model_of(3).name
     assert len({one.name, *(other.name for other in others)}) == 4
 
 
-def test_paths_are_those_of_a_process_that_has_built_no_other_model():
+def test_paths_are_numbered_as_in_a_new_process():
     paths = ["dense_4/kernel", "dense_5/kernel", "head/kernel", "dense_6/kernel"]
     model = model_of(2, paths=paths)
     assert model.paths == ["dense/kernel", "dense/kernel#1", "head/kernel", "dense/kernel#2"]

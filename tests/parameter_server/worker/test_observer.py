@@ -28,7 +28,7 @@ def values_of(session, vectors):
     return session.whole(vectors)
 
 
-def test_it_waits_for_the_model_and_nobody_waits_for_it():
+def test_observer_waits_for_the_model_and_blocks_no_worker():
     """In steps that wait for all workers."""
     with serving(Synchronous()) as one, serving(Synchronous()) as other:
         running = [one, other]
@@ -54,7 +54,7 @@ def test_it_waits_for_the_model_and_nobody_waits_for_it():
                 made.step(ones(made))
 
 
-def test_a_job_that_ends_without_the_model_is_told():
+def test_job_end_without_a_model_raises():
     with serving() as server, observer([server]) as (made, over):
         assert made.newest_version() == 0
         over.set()

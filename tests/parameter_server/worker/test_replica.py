@@ -43,7 +43,7 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(one, other)
 
 
-def test_whole_variables_until_rows_are_wanted():
+def test_received_variables_appear_after_take():
     one = replica()
     assert one.kept == ()
     assert_equal(one.values(), values(1))
@@ -53,7 +53,7 @@ def test_whole_variables_until_rows_are_wanted():
     assert_equal(one.values(), values(2))
 
 
-def test_rows_are_merged_and_handed_out():
+def test_received_rows_are_merged():
     one = replica()
     one.keep([3, 1])
     assert (one.edition, one.kept) == ((5, 1), (1, 3))
@@ -81,7 +81,7 @@ def test_a_whole_answer_replaces_all_rows():
     assert_equal(one.take(), whole(9))
 
 
-def test_variables_may_be_taken_whole_also_where_rows_came():
+def test_rows_can_be_taken_as_whole_variables():
     one = replica()
     one.keep([1, 3])
     one.receive((5, 2), KINDS, rows(2, 1))
@@ -92,7 +92,7 @@ def test_variables_may_be_taken_whole_also_where_rows_came():
     assert_equal(one.values(), expected)
 
 
-def test_an_answer_that_was_overtaken_is_left_out():
+def test_outdated_answer_is_ignored():
     one = replica()
     one.keep([1, 3])
     one.receive((5, 3), KINDS, rows(3, 1, 2))
@@ -101,7 +101,7 @@ def test_an_answer_that_was_overtaken_is_left_out():
     assert one.edition == (5, 3)
 
 
-def test_after_other_values_were_assigned_the_next_are_whole():
+def test_whole_values_are_required_after_forget():
     one = replica()
     one.keep([1, 3])
     one.forget()
@@ -114,7 +114,7 @@ def test_after_other_values_were_assigned_the_next_are_whole():
     assert one.edition == (5, 3)
 
 
-def test_answers_that_do_not_fit_are_refused():
+def test_unexpected_rows_raise():
     one = replica()
     with pytest.raises(ValueError, match=r"rows of the variables \[1, 3\]; expected rows of \[\]"):
         one.receive((5, 2), KINDS, rows(2, 0))

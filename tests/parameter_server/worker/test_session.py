@@ -120,7 +120,7 @@ def test_every_gradient_counts_once_on_every_server(mode):
 
 
 @pytest.mark.parametrize("mode", [Asynchronous(), BoundedStaleness(1)])
-def test_a_step_may_be_under_way(mode):
+def test_prefetched_step_returns_values_of_the_previous_step(mode):
     """Values are those after the step before; what reads the model waits for all."""
     with sessions(mode, 2, prefetch=1) as made:
         on_all(made[:1], begin)
@@ -140,7 +140,7 @@ def test_a_step_may_be_under_way(mode):
         np.testing.assert_allclose(float(chief.whole(chief.pull())[2]), first - 24, rtol=1e-5)
 
 
-def test_steps_under_way_are_repeated_for_a_server_that_has_forgotten_this_worker():
+def test_prefetched_steps_are_repeated_after_worker_is_lost():
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(serving()) for _ in range(2)]
         connections = [Connection(server.address, "ps", DEADLINE) for server in servers]
@@ -155,7 +155,7 @@ def test_steps_under_way_are_repeated_for_a_server_that_has_forgotten_this_worke
             np.testing.assert_allclose(value, first - 4, rtol=1e-5)
 
 
-def test_synchronous_steps_are_means():
+def test_synchronous_steps_average_by_samples():
     with sessions(Synchronous(), 2) as made:
         # Those that take part in the first step are those that are there by then.
         on_all(made, begin)
@@ -172,7 +172,7 @@ def step(worker, session, number):
     return float(session.whole(session.step(pushed(session, arrays), worker + 1.0))[2])
 
 
-def test_the_state_is_that_of_the_whole_model():
+def test_state_is_joined_from_all_servers():
     with sessions(Asynchronous(), 1) as (session,):
         session.begin(*described(momentum=0.5), first_state)
         for _ in range(2):
@@ -202,7 +202,7 @@ def test_another_model_is_refused():
             other.begin(*described(), None)
 
 
-def test_a_worker_that_comes_again_is_given_the_newest_of_equal_models():
+def test_late_worker_gets_the_newest_of_equal_models():
     """The worker begins the first model, which the others have left for another one."""
     with sessions(Asynchronous(), 1) as (session,):
         first = Session(connections(session), 0, model_of())
@@ -226,7 +226,7 @@ def connections(session):
     return [Connection(one._address, one._name, DEADLINE) for one in session._connections]
 
 
-def test_servers_that_took_a_worker_for_lost_are_attached_to_again():
+def test_session_attaches_again_after_worker_is_lost():
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(serving()) for _ in range(2)]
         connections = [Connection(server.address, "ps", DEADLINE) for server in servers]
@@ -240,7 +240,7 @@ def test_servers_that_took_a_worker_for_lost_are_attached_to_again():
             np.testing.assert_allclose(value, first - 2, rtol=1e-5)
 
 
-def test_a_server_that_has_lost_the_model_gets_the_chiefs(caplog):
+def test_restarted_server_gets_the_chiefs_model(caplog):
     """Started again without a snapshot: what the chief read last is the newest that is left."""
     newest = []
 
@@ -277,7 +277,7 @@ def test_a_server_that_was_started_again_has_the_chiefs_learning_rate():
             np.testing.assert_allclose(value, first_value - 0.5, rtol=1e-5)
 
 
-def test_a_server_may_forget_a_worker_before_it_has_the_model():
+def test_session_attaches_again_if_lost_before_the_model():
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(serving())
         connection = Connection(server.address, "ps 0", DEADLINE)
@@ -359,7 +359,7 @@ def test_a_push_with_a_ticket_counts_on_all_servers(servers, prefetch):
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_a_push_of_a_batch_that_is_anothers_counts_on_no_server(servers):
+def test_push_of_a_returned_batch_counts_on_no_server(servers):
     with sharing(Asynchronous(), 1, servers) as ((session,), (epochs,), _):
         begin(0, session)
         epochs.begin(0)
@@ -378,7 +378,7 @@ MODES = [Asynchronous(), BoundedStaleness(0), BoundedStaleness(1), Synchronous()
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("servers", [1, 2])
-def test_workers_that_have_no_batch_keep_nobody_waiting(mode, servers):
+def test_workers_without_a_batch_block_no_other_worker(mode, servers):
     """Seven batches for three workers: in each epoch some get less than others."""
     with sharing(mode, 3, servers) as (made, epochs, _):
         on_all(made, begin)
