@@ -21,7 +21,7 @@ class Noting(keras_hooks.ModelHooks[abilities.Ability]):
 
 
 @pytest.fixture(autouse=True)
-def only_these(monkeypatch):
+def restored_hooks(monkeypatch):
     keras_seams.install()  # whose hooks stay
     for name in ("provided", "kinds"):
         monkeypatch.setattr(trainer.points, name, list(getattr(trainer.points, name)))
