@@ -109,7 +109,7 @@ def test_a_loss_scale_is_undone():
     np.testing.assert_allclose(rows.export()[1], initial(7) * 0.5, rtol=1e-6)
 
 
-def test_another_optimizer_is_told_to_the_table():
+def test_changed_optimizer_is_sent_to_the_table():
     """Also one that is made where another one was."""
     rows, anchor = made()
     for optimizer in (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.SGD):

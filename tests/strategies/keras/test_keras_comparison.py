@@ -16,7 +16,7 @@ def model_in(strategy):
     return model
 
 
-def test_the_largest_number_is_told_where_all_is_equal(ranks):
+def test_compare_returns_largest_number_if_weights_are_equal(ranks):
     def work(strategy):
         return keras_comparison.compare(model_in(strategy), strategy.extended, "now", largest=strategy.rank)
 

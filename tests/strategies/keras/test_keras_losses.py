@@ -118,7 +118,7 @@ def test_regularization_counts_in_full(ranks):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_outside_of_steps_losses_are_as_ever(ranks, size):
+def test_losses_outside_steps_equal_tensorflow(ranks, size):
     """Sums over replicas, as TensorFlow has them."""
 
     def work(strategy):

@@ -57,7 +57,7 @@ def test_a_file_appears_whole_or_not_at_all(strategy, tmp_path, monkeypatch, nam
     assert path.read_bytes() == before
 
 
-def test_what_a_killed_process_has_left_is_removed_by_the_next(strategy, tmp_path):
+def test_next_save_removes_leftover_partial_files(strategy, tmp_path):
     """Only partial files of the saved file are removed."""
     path, other = tmp_path / "model[1].keras", tmp_path / "model1.keras"
     left, kept = atomic_files.partial_name(path), atomic_files.partial_name(other)

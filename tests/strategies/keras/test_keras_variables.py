@@ -111,7 +111,7 @@ def test_an_empty_share_changes_nothing(ranks):
     assert on_ranks(ranks(2), work) == [[3.0, 3.0]] * 2
 
 
-def test_what_a_step_does_not_assign_to_is_not_communicated(ranks):
+def test_unassigned_state_is_not_communicated(ranks):
     def work(strategy):
         model, _ = model_with_state(strategy)
         before = strategy.extended.group.engine.statistics.collectives

@@ -76,7 +76,7 @@ def test_steps_go_on_where_the_last_epoch_has_ended(steps, expected):
     assert [[int(batch[0]) for batch in epoch] for epoch in found] == expected
 
 
-def test_data_that_end_within_an_epoch_are_told(caplog):
+def test_data_ending_within_an_epoch_logs_warning(caplog):
     found = received(streamed(tf.data.Dataset.range(3).batch(1), steps=2), epochs=2)
     assert [len(epoch) for epoch in found] == [2, 1]
     assert "the data ended before the epoch's steps_per_epoch steps" in caplog.text

@@ -60,7 +60,7 @@ def test_without_servers_no_seam_is_at_work():
     assert strategy.cluster_resolver.cluster_spec().as_dict() == {}
 
 
-def test_workers_without_servers_are_told(monkeypatch):
+def test_workers_without_servers_raise(monkeypatch):
     cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
     with pytest.raises(ClusterSpecError, match='has 2 workers and no parameter server: add a job "ps"'):

@@ -164,7 +164,7 @@ def test_source_reads_training_part_of_validation_split():
         ({"x": tf.data.Dataset.range(3), "y": numbers()}, "`y` should not be passed"),
     ],
 )
-def test_what_keras_refuses_is_refused(arguments, message):
+def test_arguments_refused_by_keras_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         source_of(**arguments)
 
