@@ -95,7 +95,7 @@ def test_only_the_writer_writes(tmp_path):
         assert {file.name for file in folder.iterdir()} == (names if writes else set())
 
 
-def test_the_writer_works_alone(tmp_path):
+def test_writer_saves_models_in_local_only(tmp_path):
     strategy = of(Writer)
     model(strategy).save(tmp_path / "model.keras")
     assert strategy.extended.alone
@@ -109,7 +109,7 @@ def test_only_the_writer_shows_progress(capfd):
         assert ("loss" in capfd.readouterr().out) is shows
 
 
-def test_weights_are_loaded_by_each_where_nobody_loads_for_all(tmp_path):
+def test_process_that_does_not_write_still_loads_weights(tmp_path):
     path = tmp_path / "model.weights.h5"
     expected = model(of(Writer))
     expected.fit(X, Y, verbose=0)
@@ -120,7 +120,7 @@ def test_weights_are_loaded_by_each_where_nobody_loads_for_all(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_an_ability_needs_all_that_it_is_asked_for():
+def test_ability_without_required_methods_raises():
     class Silent(private.MirroredExtended, abilities.DataParallel):
         pass
 

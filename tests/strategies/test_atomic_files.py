@@ -11,7 +11,7 @@ def test_a_file_has_its_name_when_it_is_complete(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_not_completed_leaves_nothing_but_the_file_before(tmp_path):
+def test_failed_write_keeps_only_the_previous_file(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("before")
 
@@ -26,7 +26,7 @@ def test_what_is_not_completed_leaves_nothing_but_the_file_before(tmp_path):
     assert path.read_text() == "before"
 
 
-def test_what_others_have_left_of_a_file_is_removed(tmp_path):
+def test_remove_partial_deletes_leftovers_of_same_file_only(tmp_path):
     path, other = tmp_path / "a[1].txt", tmp_path / "a1.txt"
     left, kept = partial_name(path), partial_name(other)
     for file in (path, left, kept):

@@ -26,13 +26,13 @@ class Another(Ability):
     """An ability that no strategy has."""
 
 
-def test_an_ability_that_it_lacks(strategy):
+def test_missing_ability_yields_none(strategy):
     assert current_strategy.of_strategy(strategy, Another) is None
     with strategy.scope():
         assert current_strategy.current(Another) is None
 
 
-def test_a_step_is_on_shares_in_a_replica_that_has_one(strategy):
+def test_sharing_returns_extended_inside_a_shared_replica(strategy):
     found = []
 
     def step():
@@ -45,22 +45,22 @@ def test_a_step_is_on_shares_in_a_replica_that_has_one(strategy):
     assert current_strategy.sharing() is None
 
 
-def test_of_a_strategy(strategy):
+def test_of_strategy_returns_its_extended(strategy):
     assert current_strategy.of_strategy(strategy, DataParallel) is strategy.extended
 
 
-def test_other_strategies_are_not_at_work(other):
+def test_tensorflow_strategies_have_no_ability(other):
     assert current_strategy.of_strategy(other, Ability) is None
     with other.scope():
         assert current_strategy.current(Ability) is None
 
 
-def test_what_is_no_strategy():
+def test_objects_without_strategy_have_no_ability():
     assert current_strategy.of_strategy(None, Ability) is None
     assert current_strategy.of_model(object(), Ability) is None
 
 
-def test_in_its_scope_and_in_its_replicas(strategy):
+def test_current_is_set_in_scope_and_replicas(strategy):
     assert current_strategy.current(Ability) is None
     with strategy.scope():
         assert current_strategy.current(Ability) is strategy.extended
@@ -70,7 +70,7 @@ def test_in_its_scope_and_in_its_replicas(strategy):
     assert found == [strategy.extended]
 
 
-def test_of_a_model(strategy):
+def test_of_model_returns_extended_outside_the_scope(strategy):
     """Also outside of the scope that it was built in, where `fit` runs."""
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])

@@ -21,7 +21,7 @@ class Noting(keras_hooks.ModelHooks[abilities.Ability]):
 
 
 @pytest.fixture(autouse=True)
-def only_these(monkeypatch):
+def restored_hooks(monkeypatch):
     keras_seams.install()  # whose hooks stay
     for name in ("provided", "kinds"):
         monkeypatch.setattr(trainer.points, name, list(getattr(trainer.points, name)))
@@ -38,7 +38,7 @@ def evaluate(strategy):
 @pytest.mark.parametrize(
     ("ability", "has_it"), [(abilities.Ability, True), (abilities.DataParallel, True), (abilities.HasStages, False)]
 )
-def test_they_are_made_for_strategies_with_the_ability(ranks, monkeypatch, ability, has_it):
+def test_hooks_run_for_strategies_with_the_ability(ranks, monkeypatch, ability, has_it):
     strategy = Ranked(ranks(1).groups[0])
     monkeypatch.setattr(Noting, "ability", ability)
     keras_hooks.add(Noting)
@@ -46,7 +46,7 @@ def test_they_are_made_for_strategies_with_the_ability(ranks, monkeypatch, abili
     assert Noting.noted == (strategy.extended,) * has_it
 
 
-def test_not_for_those_of_others():
+def test_hooks_do_not_run_for_tensorflow_strategies():
     keras_hooks.add(Noting)
     evaluate(tf.distribute.MirroredStrategy(["CPU:0"]))
     assert Noting.noted == ()

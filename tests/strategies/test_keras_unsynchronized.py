@@ -46,20 +46,20 @@ def test_fit_of_one_process_is_warned_of(caplog):
 
 
 @pytest.mark.usefixtures("warning")
-def test_not_where_a_step_of_the_users_may_synchronize(caplog):
+def test_custom_train_step_does_not_warn(caplog):
     fit(OwnStep)
     assert "tfdist" not in caplog.text
 
 
 @pytest.mark.usefixtures("warning")
-def test_not_under_a_strategy(caplog, ranks):
+def test_fit_under_a_strategy_does_not_warn(caplog, ranks):
     with Ranked(ranks(1).groups[0]).scope():
         fit()
     assert "alone" not in caplog.text
 
 
 @pytest.mark.usefixtures("warning")
-def test_it_is_installed_once():
+def test_warning_is_installed_once():
     before = len(trainer.points.provided)
     keras_unsynchronized.warn_in_fit()
     assert len(trainer.points.provided) == before

@@ -141,7 +141,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.multiprocess
-def test_plain_strategies_do_not_notice(tmp_path):
+def test_mirrored_strategy_results_are_unchanged_by_tfdist(tmp_path):
     program = tmp_path / "plain.py"
     program.write_text(PLAIN)
 

@@ -98,7 +98,7 @@ def test_rounds_follow_the_course_of_fit():
         np.testing.assert_array_equal(one, other)
 
 
-def test_an_ability_needs_all_that_it_is_asked_for():
+def test_ability_without_required_methods_raises():
     class Coming(Recording, ElasticMembership):
         pass
 

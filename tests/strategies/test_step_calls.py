@@ -1,5 +1,5 @@
 from tfdist.strategies.step_calls import StepCalls
 
 
-def test_where_nothing_is_agreed_on_processes_tell_each_other_everything():
+def test_step_calls_count_batches_and_merge_logs_by_default():
     assert StepCalls() == (True, False, True)

@@ -3,7 +3,7 @@ import pytest
 from tfdist.strategies.stopping import Stopping, StopRequestsInRounds
 
 
-def test_a_wish_counts_in_steps_of_fit_alone():
+def test_stop_request_counts_only_in_steps_of_fit():
     stopping = Stopping()
     stopping.is_requested = True
     assert stopping.own() == 0
@@ -12,7 +12,7 @@ def test_a_wish_counts_in_steps_of_fit_alone():
     assert stopping.own() == 0
 
 
-def test_what_any_process_wishes_ends_the_steps_of_all():
+def test_stop_request_of_any_process_ends_all_steps():
     stopping = Stopping()
     stopping.learn(0)
     assert not stopping.ended_by_request
@@ -24,7 +24,7 @@ def test_what_any_process_wishes_ends_the_steps_of_all():
         assert not stopping.ended_by_request, "the next step begins anew"
 
 
-def test_an_exchange_that_tells_of_a_wish_ends_the_steps_before_the_next_one():
+def test_stop_request_in_exchange_ends_before_next_step():
     stopping = Stopping()
     wishes = StopRequestsInRounds(stopping)
     wishes.learn(0)

@@ -11,7 +11,7 @@ def alone(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
 
 
-def test_alone():
+def test_single_process_has_rank_zero_and_size_one():
     strategy = tfdist.AllReduceStrategy()
     assert (strategy.rank, strategy.size, strategy.local_rank) == (0, 1, 0)
     assert strategy.num_replicas_in_sync == len(strategy.extended.worker_devices)

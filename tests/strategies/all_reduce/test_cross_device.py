@@ -17,7 +17,7 @@ def reduced(strategy, op, *values, options=None):
 @OPS
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64, np.int32])
-def test_dense_values(ranks, op, size, dtype):
+def test_all_reduce_of_dense_values_sums_or_averages(ranks, op, size, dtype):
     """Several at once, of several shapes; a mean of integers is rounded towards zero."""
 
     def work(strategy):
@@ -65,7 +65,7 @@ def test_values_of_several_devices_of_each_process(ranks, op, size):
         np.testing.assert_allclose(sparse, [expected] * 2)
 
 
-def test_a_sparse_value_is_summed_if_that_is_asked_for(ranks):
+def test_sparse_values_sum_duplicates_without_keep_rows(ranks):
     def work(strategy):
         slices = tf.IndexedSlices(tf.ones([9, 2]), tf.zeros([9], tf.int32), tf.constant([3, 2]))
         return reduced(strategy, "SUM", slices)[0]
@@ -75,7 +75,7 @@ def test_a_sparse_value_is_summed_if_that_is_asked_for(ranks):
 
 
 @OPS
-def test_what_an_empty_share_contributes_is_zero(ranks, op):
+def test_empty_share_contributes_zero_to_all_reduce(ranks, op):
     """Dense and sparse, whatever it is; a mean is over replicas all the same."""
 
     def work(strategy):
@@ -95,7 +95,7 @@ def test_what_an_empty_share_contributes_is_zero(ranks, op):
         np.testing.assert_array_equal(sparse.indices, [1])
 
 
-def test_gradients_are_weighed_on_the_way(ranks):
+def test_all_reduce_weights_gradients_by_options(ranks):
     def work(strategy):
         weight = tf.constant([0.25, 0.75][strategy.rank], tf.float64)
         slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([strategy.rank]), [9, 1])
@@ -112,7 +112,7 @@ def test_gradients_are_weighed_on_the_way(ranks):
         np.testing.assert_array_equal(sparse.values, [[0.25], [0.75]])
 
 
-def test_rows_that_are_no_samples_are_summed(ranks):
+def test_gradient_rows_of_positions_are_summed_across_ranks(ranks):
     """Positions of a sequence are the same on all replicas, and one process has them once."""
 
     def work(strategy):
@@ -160,7 +160,7 @@ def test_gather(ranks, axis):
         np.testing.assert_array_equal(in_replica, gathered)
 
 
-def test_values_are_called_as_their_variables(ranks):
+def test_collectives_are_named_after_variables_or_operations(ranks):
     """In messages; or as the operation that yields them."""
     both, seen = ranks(2), {}
 

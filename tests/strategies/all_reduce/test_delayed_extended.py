@@ -27,7 +27,7 @@ def test_sums_belong_to_optimizers(model):
     assert extended.staleness(model) == {1: 2}
 
 
-def test_gradients_are_of_the_same_variables_in_each_step(model):
+def test_delayed_gradients_of_fewer_variables_raise(model):
     extended = model.distribute_strategy.extended
     extended.delayed_sums(model.optimizer, model.trainable_variables)
     with pytest.raises(ValueError, match="give it the gradients of all its variables in each step"):
@@ -35,7 +35,7 @@ def test_gradients_are_of_the_same_variables_in_each_step(model):
 
 
 @pytest.mark.parametrize("delay", [2, -1, 0.5, "1", None])
-def test_delays(delay):
+def test_invalid_delays_raise(delay):
     with pytest.raises(ValueError, match="must be 0 or 1 steps; got"):
         tfdist.AllReduceStrategy(delay=delay)
 

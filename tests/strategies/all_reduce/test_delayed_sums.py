@@ -44,7 +44,7 @@ def test_a_process_without_samples_counts_for_nothing(ranks):
     assert ranks(2)(work) == [[2.0] * 3] * 2
 
 
-def test_what_compression_leaves_out_is_sent_later(ranks):
+def test_compression_residuals_are_sent_in_later_steps(ranks):
     def work(group):
         compressor = Compressor(TopK(0.1), group.rank, group.size)
         sums = DelayedSums(group, "a", variables(), compressor)
@@ -59,7 +59,7 @@ def test_what_compression_leaves_out_is_sent_later(ranks):
     assert np.abs(found - (one + other) / 2).max() < 0.3
 
 
-def test_alone(ranks):
+def test_single_rank_gets_its_previous_gradients(ranks):
     sums = DelayedSums(ranks(1).groups[0], "a", variables()[1:], None)
     assert not sums.exchanged([tf.ones([3])], tf.constant(1.0, tf.float64))[0]
     ready, (total,) = sums.exchanged([tf.zeros([3])], tf.constant(1.0, tf.float64))

@@ -42,7 +42,7 @@ def test_variables_that_a_function_makes_begin_with_the_chiefs_value_too(ranks):
     assert on_ranks(ranks(2), work) == [[1, 1]] * 2
 
 
-def test_another_shape_or_dtype_on_another_rank(ranks):
+def test_variable_shapes_that_differ_between_ranks_raise(ranks):
     def work(strategy):
         with strategy.scope():
             tf.Variable(tf.zeros([3 + strategy.rank]), name="kernel")
@@ -59,7 +59,7 @@ def test_alone_a_rank_makes_its_own_variables(ranks):
     assert on_ranks(ranks(2), work) == [0.0, 1.0]
 
 
-def test_other_settings_on_another_rank(ranks):
+def test_settings_that_differ_between_ranks_raise(ranks):
     def work(group):
         Ranked(group, [None, c.TopK(0.1)][group.rank])
 
@@ -68,7 +68,7 @@ def test_other_settings_on_another_rank(ranks):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_who_is_who(ranks, size):
+def test_ranks_know_their_ids_and_the_writer(ranks, size):
     def work(strategy):
         extended = strategy.extended
         contexts = []
@@ -96,7 +96,7 @@ def test_who_is_who(ranks, size):
         }
 
 
-def test_reduce_of_what_replicas_return(ranks):
+def test_reduce_sums_and_averages_replica_results(ranks):
     def work(strategy):
         per_replica = strategy.run(lambda: tf.constant([strategy.rank + 1.0, 2.0]))
         return [
@@ -108,7 +108,7 @@ def test_reduce_of_what_replicas_return(ranks):
     assert on_ranks(ranks(2), work) == [[[3.0, 4.0], [1.5, 2.0], 7.0]] * 2
 
 
-def test_what_is_the_same_everywhere_is_its_own_mean_and_has_no_sum(ranks):
+def test_mirrored_value_allows_mean_and_refuses_sum(ranks):
     strategy = Ranked(ranks(1).groups[0])
     with strategy.scope():
         variable = tf.Variable(3.0)
@@ -153,7 +153,7 @@ def test_a_step_is_counted_over_all_ranks(ranks, steps):
     assert on_ranks(ranks(2), work) == [expected] * 2
 
 
-def test_variables_are_numbers(ranks):
+def test_variables_convert_to_float_and_int(ranks):
     """As Keras expects of them."""
     strategy = Ranked(ranks(1).groups[0])
     with strategy.scope():
@@ -181,7 +181,7 @@ def test_datasets_for_each_replica_are_made_by_functions(ranks):
 
 
 @pytest.mark.parametrize("name", ["reading_for_keras", "reading_in_order"])
-def test_how_datasets_are_read_ends_with_the_block(ranks, name):
+def test_reading_mode_ends_with_its_context(ranks, name):
     """Also when that ends by an error."""
     extended = Ranked(ranks(1).groups[0]).extended
     given = [StepCalls()] if name == "reading_for_keras" else []

@@ -31,7 +31,7 @@ def test_updates_are_a_step_late():
     assert int(model.optimizer.iterations) == 2
 
 
-def test_the_newest_weights_predict():
+def test_predict_applies_the_delayed_update_first():
     model = linear()
     model.train_on_batch(X, X[:, :1])
     assert model.predict(X, verbose=0).any()
@@ -55,6 +55,6 @@ def test_an_epoch_ends_with_its_last_update():
         (lambda: keras.optimizers.SGD(gradient_accumulation_steps=2), "with gradient_accumulation_steps of"),
     ],
 )
-def test_what_does_not_go_together(optimizer, message):
+def test_incompatible_optimizer_options_raise(optimizer, message):
     with pytest.raises(ValueError, match=message):
         linear(optimizer).fit(X, X[:, :1], verbose=0)

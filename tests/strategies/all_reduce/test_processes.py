@@ -4,7 +4,7 @@ import tfdist
 
 
 @pytest.mark.parametrize("kind", [tfdist.AllReduceStrategy, tfdist.LocalSGDStrategy])
-def test_alone(kind, monkeypatch, tmp_path):
+def test_single_process_communicates_and_saves_nothing(kind, monkeypatch, tmp_path):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     strategy = kind()
     assert (strategy.rank, strategy.size, strategy.local_rank) == (0, 1, 0)
@@ -17,7 +17,7 @@ def test_alone(kind, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [tfdist.AllReduceStrategy, tfdist.LocalSGDStrategy])
-def test_devices(kind):
+def test_invalid_devices_raise(kind):
     with pytest.raises(ValueError, match=rf"{kind.__name__}\(devices=…\) must name each device once"):
         kind(devices=["CPU:0", "cpu:0"])
     with pytest.raises(ValueError, match="expected a device of this process; got 'GPU:7'"):

@@ -20,7 +20,7 @@ def test_shares_are_contiguous_and_differ_by_one_at_most(samples, replicas):
     assert (np.diff(sizes) <= 0).all(), "the first replicas have more, so that the chief is the last to have none"
 
 
-def test_a_row_of_zeros_stands_in():
+def test_empty_batch_becomes_one_row_of_zeros():
     ragged = tf.RaggedTensor.from_row_lengths(tf.constant([], tf.float32), tf.constant([], tf.int64))
     sparse = tf.SparseTensor(tf.zeros([0, 2], tf.int64), tf.zeros([0]), [0, 4])
     batch = {"dense": tf.zeros([0, 3]), "ragged": ragged, "sparse": sparse, "text": tf.constant([], tf.string)}
@@ -32,14 +32,14 @@ def test_a_row_of_zeros_stands_in():
     assert share.data["text"].numpy().tolist() == [b""]
 
 
-def test_what_has_rows_stays_as_it_is():
+def test_batch_with_rows_stays_unchanged():
     batch = (tf.ones([2, 3]), tf.constant(5.0))
     share = as_share(batch)
     assert int(share.rows) == 2
     assert share.data is batch
 
 
-def test_files_are_seen_through_functions(tmp_path):
+def test_reads_files_detects_file_datasets_inside_functions(tmp_path):
     (tmp_path / "a.txt").write_text("1\n2")
     name = str(tmp_path / "a.txt")
     assert private.reads_files(tf.data.TextLineDataset([name]).batch(2).prefetch(1))

@@ -11,7 +11,7 @@ from tests.strategies.ranked import on_ranks
 from tfdist.strategies.data import row_checks
 
 
-def test_rows_of_components_that_differ_are_told():
+def test_unequal_rows_of_components_raise():
     """Unless nothing is there but what stands in for a batch; scalars have no rows, and ragged tensors one a sample."""
     ragged = tf.ragged.constant([[1, 2, 3], [4]])
     sparse = tf.sparse.from_dense([[1, 0], [0, 2]])
@@ -39,7 +39,7 @@ def test_rows_of_components_that_differ_are_told():
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
-def test_a_model_of_fixed_rows_says_that_they_are_those_of_a_share(ranks, method):
+def test_stateful_model_with_fixed_global_batch_size_raises(ranks, method):
     x = np.random.default_rng(0).normal(size=(8, 5, 3)).astype("float32")
     given = {"batch_size": 4, "verbose": 0, **({} if method == "predict" else {"y": x[:, 0]})}
 
@@ -82,7 +82,7 @@ def test_a_model_without_state_takes_batches_of_any_size_as_in_plain_keras(ranks
 
 
 @pytest.mark.parametrize(("rows", "fixed"), [(None, None), (5, 5)])
-def test_a_model_may_take_one_number_of_rows(rows, fixed):
+def test_rows_of_model_returns_fixed_batch_size(rows, fixed):
     model = keras.Sequential([keras.layers.Input(batch_shape=(rows, 2)), keras.layers.Dense(1)])
     assert row_checks.rows_of_model(model) == fixed
     assert row_checks.rows_of_model(keras.Sequential([keras.layers.Dense(1)])) is None

@@ -31,12 +31,12 @@ def test_batch_size(batch, samples):
     assert found.numpy() == samples
 
 
-def test_a_share_is_one_already():
+def test_as_share_returns_shares_unchanged():
     share = as_share(tf.zeros([3, 2]))
     assert as_share(share) is share
 
 
-def test_batches_of_a_size_that_is_known_later():
+def test_as_share_handles_unknown_batch_size_in_graph():
     """In a graph; some of the same shape are empty."""
     made = []
 
@@ -118,7 +118,7 @@ def test_weighed(dtype):
     np.testing.assert_array_equal(tf.cast(found, tf.complex64), [0.5, -1])
 
 
-def test_what_has_no_weight_is_zero_whatever_it_is():
+def test_zero_weight_turns_nan_and_infinity_into_zero():
     """The values of an empty share may be NaN, from a mean over no samples."""
     values = tf.constant([np.nan, np.inf, -np.inf, 1.0])
     np.testing.assert_array_equal(weighed(values, tf.constant(0.0, tf.float64)), 0)

@@ -9,7 +9,7 @@ from tfdist.strategies.data import tensorflow_iterators
 
 
 @pytest.mark.parametrize("lengths", [(2, 3), (3, 3), (0, 2)])
-def test_all_take_steps_until_nobody_has_a_batch(ranks, lengths):
+def test_all_ranks_step_until_longest_dataset_ends(ranks, lengths):
     """A function that steps through a distributed iterator ends on all ranks at once; who has no data helps."""
 
     def work(strategy):
@@ -28,7 +28,7 @@ def test_all_take_steps_until_nobody_has_a_batch(ranks, lengths):
     assert on_ranks(ranks(2), work) == [max(lengths)] * 2
 
 
-def test_strategies_of_others_count_by_themselves(ranks):
+def test_mirrored_strategy_reads_its_own_batches(ranks):
     Ranked(ranks(1).groups[0])  # installs the seams
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     data = strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))

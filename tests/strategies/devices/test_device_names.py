@@ -8,11 +8,11 @@ from tfdist.strategies.devices.device_names import all_resolved, resolved
 @pytest.mark.parametrize(
     "name", ["CPU:0", "/cpu:0", "cpu:0", "/device:CPU:0", "/job:localhost/replica:0/task:0/device:CPU:0"]
 )
-def test_names_of_one_device(name):
+def test_spellings_resolve_to_one_device_name(name):
     assert resolved(name) == "/device:CPU:0"
 
 
-def test_the_first_one_needs_no_number():
+def test_device_name_without_number_means_first_device():
     assert resolved("CPU") == "/device:CPU:0"
 
 
@@ -20,10 +20,10 @@ def test_the_first_one_needs_no_number():
     "name",
     ["CPU:7", "gpu", "", "CPU:*", "x", b"CPU:1", None, "/job:worker/task:1/device:CPU:0", "/replica:1/device:CPU:0"],
 )
-def test_what_is_no_device_of_this_process(name):
+def test_unknown_or_remote_device_raises(name):
     with pytest.raises(ValueError, match=r"expected a device of this process; got .* Choose from CPU:0"):
         resolved(name)
 
 
-def test_several():
+def test_all_resolved_resolves_each_name():
     assert all_resolved("f", ["CPU:0", "cpu:0"]) == ["/device:CPU:0"] * 2

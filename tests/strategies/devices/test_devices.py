@@ -97,7 +97,7 @@ def test_gpus_are_divided(monkeypatch, count, place, visible, named):
     assert page_locks.device == (visible[0] if visible else None)
 
 
-def test_what_the_user_has_made_visible_stays_so(monkeypatch):
+def test_gpus_made_visible_by_user_are_kept(monkeypatch):
     gpus = Gpus(4).replace(monkeypatch)
     gpus.visible = ["gpu 3"]
     assert devices.own_devices(None, 0, 2) == ["GPU:0"]
@@ -125,7 +125,7 @@ def test_memory_of_gpus_that_are_shared_is_taken_as_needed(monkeypatch, count, a
     assert list(gpus.growth.values()) == [True if shared else None] * count
 
 
-def test_what_the_user_has_decided_on_memory_stays_so(monkeypatch):
+def test_memory_settings_of_the_user_are_kept(monkeypatch):
     gpus = Gpus(3).replace(monkeypatch)
     gpus.growth["gpu 0"] = False
     devices.own_devices(None, 0, 4)
@@ -140,7 +140,7 @@ def test_what_the_user_has_decided_on_memory_stays_so(monkeypatch):
     assert gpus.growth == {"gpu 0": None}
 
 
-def test_what_tensorflow_uses_already_is_told(monkeypatch):
+def test_initialized_gpus_raise_unless_devices_are_given(monkeypatch):
     gpus = Gpus(2).replace(monkeypatch)
     gpus.is_initialized = True
     with pytest.raises(RuntimeError, match=r"TensorFlow already uses a GPU.* make the strategy first"):

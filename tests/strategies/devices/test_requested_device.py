@@ -8,7 +8,7 @@ from tfdist.strategies.devices import requested_device
 from tfdist.strategies.devices.requested_device import creating, requested
 
 
-def test_the_innermost_one_counts_in_its_thread():
+def test_innermost_requested_device_counts_in_its_thread():
     assert requested_device.current() is None
     found = []
     with requested("/device:CPU:0"):

@@ -94,7 +94,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", some(OPTIMIZERS, 4))
-def test_it_trains_as_one_hot_rows_do(name):
+def test_training_equals_one_hot_embedding(name):
     expected = fixed(OPTIMIZERS[name])
     history = fit(expected, X)
     model = dynamic(OPTIMIZERS[name])
@@ -116,7 +116,7 @@ print("ROWS", len(layers[1].export()[0]))
 """
 
 
-def test_it_trains_on_one_thread():
+def test_dynamic_embedding_trains_on_one_thread():
     """The table's graph must not wait for the thread that waits for it."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, "-c", ON_ONE_THREAD]
@@ -124,7 +124,7 @@ def test_it_trains_on_one_thread():
     assert "ROWS 8" in ended.stdout, ended.stderr
 
 
-def test_it_trains_as_keras_own_does():
+def test_training_equals_keras_embedding():
     expected = fixed(kind=keras.layers.Embedding)
     fit(expected, X)
     model = dynamic()
@@ -133,7 +133,7 @@ def test_it_trains_as_keras_own_does():
 
 
 @pytest.mark.parametrize("compiled", some([{"run_eagerly": True}, {"steps_per_execution": 3}]))
-def test_it_trains_so_in_every_loop(compiled):
+def test_eager_and_multi_step_training_equal_keras(compiled):
     expected = fixed()
     fit(expected, X)
     model = dynamic(compiled=compiled)
@@ -354,7 +354,7 @@ def test_two_layers_have_their_own_rows_and_a_shared_one_sums_gradients():
             assert len(keys) > 10
 
 
-def test_rows_may_be_cast():
+def test_mixed_precision_trains_float32_rows():
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = dynamic("sgd")
@@ -369,7 +369,7 @@ def test_rows_may_be_cast():
     assert np.abs(rows - INITIAL.rows(keys, DIM, rows.dtype)).max() > 0
 
 
-def test_what_cannot_be_used_is_told():
+def test_invalid_use_raises():
     with pytest.raises(ValueError, match="dim must be"):
         DynamicEmbedding(0)
     with pytest.raises(ValueError, match="is not built"):
@@ -421,7 +421,7 @@ class Scores(keras.Model):
 
 
 @pytest.mark.parametrize(("servers", "loop"), some([(0, "fit"), (0, "own"), (2, "fit"), (2, "own")], 3))
-def test_rows_are_made_where_nobody_says_that_this_is_training(servers, loop):
+def test_training_without_training_argument_creates_rows(servers, loop):
     def train(strategy=None):
         keras.utils.set_random_seed(0)
         with strategy.scope() if strategy is not None else contextlib.nullcontext():

@@ -53,7 +53,7 @@ def test_rows_have_the_keys_shape(shape):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_gradients_are_of_keys(compiled):
+def test_gradients_have_unique_keys_and_summed_rows(compiled):
     rows, anchor = made()
 
     def compute():
@@ -80,7 +80,7 @@ def test_an_update_reaches_the_rows():
     np.testing.assert_allclose(values, initial(-9, 7) * [[0.5], [0]], atol=1e-7)
 
 
-def test_the_learning_rate_is_the_optimizers_of_now():
+def test_update_uses_current_learning_rate():
     rows, anchor = made()
     optimizer = keras.optimizers.SGD(0.5)
     for rate in (0.5, 0.1):
@@ -109,7 +109,7 @@ def test_a_loss_scale_is_undone():
     np.testing.assert_allclose(rows.export()[1], initial(7) * 0.5, rtol=1e-6)
 
 
-def test_another_optimizer_is_told_to_the_table():
+def test_changed_optimizer_is_sent_to_the_table():
     """Also one that is made where another one was."""
     rows, anchor = made()
     for optimizer in (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.SGD):
@@ -120,7 +120,7 @@ def test_another_optimizer_is_told_to_the_table():
         np.testing.assert_allclose(rows.export()[1], expected, rtol=1e-2)
 
 
-def test_what_cannot_be_is_said_at_once():
+def test_unsupported_updates_raise():
     rows, anchor = made()
     with pytest.raises(TfdistError, match="use clipvalue="):
         rows.update(keras.optimizers.Adam(clipnorm=1.0), gradient_of(rows, anchor, [7]))

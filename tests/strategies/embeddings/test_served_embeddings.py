@@ -40,7 +40,7 @@ def sent(model):
     [lambda: keras.optimizers.Adagrad(0.1), lambda: keras.optimizers.SGD(0.1)],
     ids=["adagrad", "sgd"],
 )
-def test_only_rows_are_sent(optimizer):
+def test_sparse_gradients_send_only_used_rows(optimizer):
     """64 keys a batch, of a table that is split over two servers."""
     alone = embedded(None, optimizer)
     with served() as (strategy,):
@@ -55,7 +55,7 @@ def test_only_rows_are_sent(optimizer):
 
 
 @pytest.mark.parametrize("options", [{"embeddings_regularizer": "l2"}, {"embeddings_constraint": "max_norm"}])
-def test_where_all_rows_change_all_are_sent(options):
+def test_dense_gradients_and_constraints_send_whole_table(options):
     """A regularizer makes the gradient dense, and a constraint acts on all rows."""
     adagrad, some = lambda: keras.optimizers.Adagrad(0.1), KEYS % 500
     alone = embedded(None, adagrad, 500, **options)
@@ -80,7 +80,7 @@ class Tied(keras.Model):
         return keras.ops.matmul(mean, keras.ops.transpose(self.table.embeddings))
 
 
-def test_a_table_that_is_also_the_last_layer():
+def test_tied_embedding_trains_as_one_process_does():
     """Its gradient is dense."""
 
     def made(strategy=None):
@@ -108,7 +108,7 @@ def test_lazy_updates_send_rows_of_any_optimizer():
         assert int(model.optimizer.iterations) == 76
 
 
-def test_what_cannot_be_lazy_is_told():
+def test_incompatible_lazy_updates_raise():
     with served(is_lazy=True) as (strategy,):
         model = embedded(strategy, lambda: keras.optimizers.Adam(use_ema=True), 500)
         with pytest.raises(TfdistError, match=r'sparse="lazy" .*\(use sparse="exact"\): Adam\(use_ema=…\)'):

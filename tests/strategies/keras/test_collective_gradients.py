@@ -61,7 +61,7 @@ def gradient(strategy, collective, dtype=tf.float32):
     [lambda replica, x: replica.all_reduce("SUM", x), lambda replica, x: replica.all_gather(x, axis=0)],
     ids=["all_reduce", "all_gather"],
 )
-def test_a_gradient_comes_with_the_weights_of_who_sends_over_that_of_who_gets_it(ranks, collective, dtype):
+def test_collective_gradients_scale_by_sender_and_receiver_weights(ranks, collective, dtype):
     """Rank 0 has three of four samples: from it come three quarters, and rank 1 gets the sum over its own quarter."""
 
     def work(strategy):
@@ -84,7 +84,7 @@ def test_reductions_of_gradients_themselves_are_not_weighed_again(ranks):
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
-def test_values_are_what_they_are(ranks, collective):
+def test_collective_values_are_not_weighted(ranks, collective):
     """Integers and nested values are unchanged, too; only gradients are weighted."""
 
     def work(strategy):

@@ -76,7 +76,7 @@ def test_masks_logits_and_losses_are_kept():
     assert [float(loss) for loss in losses] == [3.0]
 
 
-def test_gradients_are_those_without():
+def test_gradients_equal_those_without_compilation():
     """Also sparse ones, and of what was assigned within."""
     table = keras.Variable(np.arange(6.0, dtype=np.float32).reshape(3, 2))
     count = keras.Variable(0.0, trainable=False)
@@ -101,7 +101,7 @@ def test_regularizers_read_weights():
     assert float(in_graph(lambda given: given + tf.add_n(layer.losses), tf.constant(0.0))[0]) == pytest.approx(0.06)
 
 
-def test_it_is_xla_that_compiles():
+def test_functions_are_compiled_by_xla():
     with pytest.raises(tf.errors.OpError, match=r"(?i)xla|tf2xla"):
         in_graph(lambda given: tf.strings.as_string(given), tf.constant(1.0))
 
@@ -133,5 +133,5 @@ def test_calls_of_the_host_are_refused():
     ],
     ids=str,
 )
-def test_what_it_can_take(value, expected):
+def test_can_take_refuses_strings_ragged_and_sparse(value, expected):
     assert compiled_functions.can_take(value) is expected

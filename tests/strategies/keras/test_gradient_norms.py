@@ -28,7 +28,7 @@ def measured(parts, is_weighed, norms=None):
 
 
 @pytest.mark.parametrize("is_weighed", [False, True])
-def test_shares_of_unequal_size(is_weighed):
+def test_noise_is_estimated_from_unequal_shares(is_weighed):
     parts = [GRADIENTS[:2], GRADIENTS[2:9], GRADIENTS[9:9], GRADIENTS[9:]]
     noise = measured(parts, is_weighed).read()
     small = sum(len(part) / 12 * np.sum(part.mean(axis=0) ** 2) for part in parts if len(part))
@@ -47,7 +47,7 @@ def test_estimates_are_without_bias():
     np.testing.assert_allclose(noise.signal / noise.steps, 5 * 0.25, rtol=0.3)
 
 
-def test_what_tells_nothing_is_left_out():
+def test_single_share_and_infinite_gradients_are_ignored():
     norms = measured([GRADIENTS, GRADIENTS[:0]], False)
     assert norms.read() == Noise()
     broken = GRADIENTS.copy()

@@ -33,7 +33,7 @@ def lines(tmp_path):
     return tf.data.TextLineDataset([str(path)]).batch(2)
 
 
-def test_data_as_they_are_described(ranks, tmp_path):
+def test_descriptions_name_kind_and_size_of_data(ranks, tmp_path):
     described = keras_agreement._described
     assert described(None) == "None"
     assert described(X) == described({"a": X, "b": Y}) == described((None, tf.constant(X))) == "arrays of 8 rows"
@@ -75,7 +75,7 @@ def test_different_data_are_an_error_and_the_next_call_works(ranks, strategy):
         )
 
 
-def test_what_does_not_need_to_be_the_same(ranks):
+def test_callbacks_and_verbosity_may_differ_between_ranks(ranks):
     """Callbacks, `verbose`, an evaluation by one rank of what only it has, and data of their own."""
 
     def work(strategy):

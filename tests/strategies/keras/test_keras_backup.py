@@ -100,7 +100,7 @@ def test_the_backup_before_counts_where_the_last_is_damaged(strategy, tmp_path, 
     assert ("cannot be read" in caplog.text) == (damage == "cut off")
 
 
-def test_where_no_backup_can_be_read_nobody_trains_on(strategy, tmp_path):
+def test_unreadable_backups_raise(strategy, tmp_path):
     backed_up(strategy, tmp_path, 2)
     for file in tmp_path.glob("*.weights.h5"):
         file.write_bytes(b"damaged")
@@ -108,7 +108,7 @@ def test_where_no_backup_can_be_read_nobody_trains_on(strategy, tmp_path):
         restored(strategy, tmp_path)
 
 
-def test_a_backup_of_kerass_own(strategy, tmp_path):
+def test_backup_written_by_plain_keras_is_restored(strategy, tmp_path):
     """From a run without tfdist."""
     callback, model = callback_for(strategy, tmp_path, value=7.0)
     with strategy.extended.local_only():
@@ -131,7 +131,7 @@ def test_all_go_on_from_the_chiefs_backup(ranks, tmp_path):
     assert first == second == ({2.0}, 2)
 
 
-def test_where_the_chief_cannot_read_all_are_told(ranks, tmp_path):
+def test_unreadable_backup_of_chief_raises_on_all_ranks(ranks, tmp_path):
     told = []
 
     def work(strategy):
@@ -151,7 +151,7 @@ def test_where_the_chief_cannot_read_all_are_told(ranks, tmp_path):
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_in_fit(ranks, tmp_path, keeps):
+def test_fit_resumes_and_deletes_backup_unless_kept(ranks, tmp_path, keeps):
     """What was trained is not trained again; at the end the backup is removed, unless it is to be kept."""
 
     def work(strategy):
@@ -229,7 +229,7 @@ def trained_in_own_steps(strategy, interruption, *callbacks):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_model_whose_optimizer_is_not_built_yet(ranks, tmp_path, size):
+def test_model_with_unbuilt_optimizer_resumes_as_uninterrupted(ranks, tmp_path, size):
     """Every rank ends as if nothing had interrupted it."""
 
     def work(strategy):

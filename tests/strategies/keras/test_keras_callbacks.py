@@ -17,7 +17,7 @@ def model_in(strategy, optimizer=keras.optimizers.SGD):
 
 
 @pytest.mark.parametrize("compression", [None, c.TopK(0.5)])
-def test_who_writes_keeps_what_writes(ranks, tmp_path, compression):
+def test_only_the_writer_keeps_writing_callbacks(ranks, tmp_path, compression):
     """Every rank keeps its checkpoints where there are residuals, of which each saves its own."""
 
     def work(strategy):
@@ -34,7 +34,7 @@ def test_who_writes_keeps_what_writes(ranks, tmp_path, compression):
 
 
 @pytest.mark.parametrize("given", [None, [], keras.callbacks.Callback(), [[keras.callbacks.Callback()]]])
-def test_callbacks_as_keras_takes_them(ranks, given):
+def test_adapt_accepts_none_one_or_nested_callbacks(ranks, given):
     found = keras_callbacks.adapt(given, model_of(Ranked(ranks(1).groups[0])))
     assert isinstance(found[-1], keras_epochs.EpochSynchronization)
     assert [type(callback) for callback in found[:-1]] == [keras.callbacks.Callback] * bool(given)
@@ -49,7 +49,7 @@ def test_a_callback_list_stays_the_users(ranks):
     assert given.callbacks[-1].model is model
 
 
-def test_what_the_writers_callback_reads_is_its_own(ranks, tmp_path):
+def test_writing_callbacks_run_in_local_only(ranks, tmp_path):
     """Each of its hooks, and once only, however often it is used."""
     strategy = Ranked(ranks(1).groups[0])
     extended, seen = strategy.extended, []

@@ -16,7 +16,7 @@ def model_in(strategy):
     return model
 
 
-def test_the_largest_number_is_told_where_all_is_equal(ranks):
+def test_compare_returns_largest_number_if_weights_are_equal(ranks):
     def work(strategy):
         return keras_comparison.compare(model_in(strategy), strategy.extended, "now", largest=strategy.rank)
 
@@ -41,7 +41,7 @@ def test_copies_that_differ_are_named(ranks, devices):
 
 
 @pytest.mark.parametrize("checks", [True, False])
-def test_evaluate_is_of_one_model(ranks, checks):
+def test_evaluate_raises_on_unequal_weights_if_checked(ranks, checks):
     def work(strategy):
         model = model_in(strategy)
         if strategy.rank:
@@ -56,7 +56,7 @@ def test_evaluate_is_of_one_model(ranks, checks):
         assert on_ranks(ranks(2), work, checks_weights=False) == [True, True]
 
 
-def test_weights_that_one_rank_restores_when_fit_ends(ranks):
+def test_unequal_weights_after_fit_raise(ranks):
     class Restores(keras.callbacks.Callback):
         def on_train_end(self, logs=None):
             self.model.set_weights([0 * weight for weight in self.model.get_weights()])

@@ -38,7 +38,7 @@ def test_one_replica_reads_what_plain_keras_reads(strategy):
         (tf.RaggedTensorSpec([None, None]), None),
     ],
 )
-def test_rows_like_those_of_a_dataset(spec, shape):
+def test_some_rows_match_the_dataset_spec(spec, shape):
     """As far as its spec tells what they are like."""
     found = keras_data._some_rows(spec, 4)
     if shape is None:
@@ -66,7 +66,7 @@ def test_models_are_built_without_drawing_a_batch(strategy):
     assert drawn == [0, 1, 2]
 
 
-def test_models_that_no_spec_tells_of_are_built_from_a_batch(strategy):
+def test_models_with_unknown_shapes_are_built_from_a_batch(strategy):
     spec = tf.TensorSpec([None, None]), tf.TensorSpec([None, None])
     rows = np.ones((2, 3), np.float32), np.ones((2, 1), np.float32)
     dataset = tf.data.Dataset.from_generator(lambda: [rows] * 2, output_signature=spec)
@@ -127,7 +127,7 @@ def test_all_ranks_read_the_batches_of_a_py_dataset_in_one_order(ranks, workers)
     assert first[:8] != first[8:]
 
 
-def test_keras_shuffles_by_what_the_calling_thread_says():
+def test_shuffling_generator_is_set_per_thread():
     """Others by the module, as ever."""
 
     class Owner:
@@ -148,7 +148,7 @@ def test_keras_shuffles_by_what_the_calling_thread_says():
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-def test_the_chiefs_seed_or_a_draw_of_its_own(strategy, seed):
+def test_shuffling_uses_global_seed_or_random_draw(strategy, seed):
     """TensorFlow's generators stay as they were; a seed of the user's operation counts for more."""
     tf.random.set_seed(seed) if seed is not None else private.context.set_global_seed(None)
     try:
@@ -164,7 +164,7 @@ def test_the_chiefs_seed_or_a_draw_of_its_own(strategy, seed):
         private.context.set_global_seed(None)
 
 
-def test_only_this_thread_shuffles_so_while_keras_makes_its_dataset(strategy):
+def test_replaced_shuffle_affects_only_the_calling_thread(strategy):
     private.context.set_global_seed(None)
     original, found = tf.random.shuffle, []
     with keras_data._shuffling_alike(strategy.extended):

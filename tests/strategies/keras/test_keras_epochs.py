@@ -27,7 +27,7 @@ def fit(strategy, *callbacks, epochs=3, optimizer=keras.optimizers.SGD):
 
 
 @pytest.mark.parametrize("wishes", ["on_train_batch_end", "on_epoch_end"])
-def test_all_stop_where_one_wishes_to(ranks, wishes):
+def test_stop_request_of_one_rank_stops_all(ranks, wishes):
     def work(strategy):
         batches = []
 
@@ -80,7 +80,7 @@ def test_weights_and_optimizers_that_differ_are_an_error(ranks, name):
         on_ranks(ranks(2), work)
 
 
-def test_what_is_not_to_be_checked_may_differ(ranks):
+def test_unequal_weights_are_allowed_without_checks(ranks):
     for model, epochs in on_ranks(
         ranks(2), lambda strategy: fit(strategy, Changes(strategy.rank, CHOICES["head/bias"])), checks_weights=False
     ):
@@ -102,7 +102,7 @@ def test_gradients_that_are_accumulated_are_each_ranks_own(ranks):
     assert first[1] != second[1], "this test supposes that they differ"
 
 
-def test_what_ends_steps_without_a_callback_ends_the_epoch(ranks):
+def test_stop_training_set_by_schedule_stops_all_ranks(ranks):
     """A handler of signals, say: nobody waits for a rank that stops alone."""
 
     def work(strategy):

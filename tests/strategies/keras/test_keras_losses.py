@@ -60,7 +60,7 @@ def masked(predictions, mask):
 
 @SHARES
 @pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight"])
-def test_shares_of_different_numbers_of_valid_steps(ranks, sizes, reduction):
+def test_masked_shares_make_up_the_whole_loss(ranks, sizes, reduction):
     loss = keras.losses.MeanSquaredError(reduction=reduction)
     found = weighed_sum(ranks, sizes, lambda share: loss(share(Y), masked(share(P), share(MASK))))
     np.testing.assert_allclose(found, loss(Y, masked(P, MASK)), rtol=1e-5)
@@ -97,7 +97,7 @@ def test_parts_of_shares_make_up_the_loss_of_the_whole_batch(ranks, sizes, reduc
     ],
     ids=["scale_summed_loss", "compute_average_loss", "a vector of losses", "bfloat16"],
 )
-def test_what_is_a_sum_over_samples(ranks, sizes, loss):
+def test_summed_losses_add_up_over_shares(ranks, sizes, loss):
     np.testing.assert_allclose(
         weighed_sum(ranks, sizes, loss), (Y**2).sum(), rtol=1e-2
     )  # half precision adds up to so much
@@ -118,7 +118,7 @@ def test_regularization_counts_in_full(ranks):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_outside_of_steps_losses_are_as_ever(ranks, size):
+def test_losses_outside_steps_equal_tensorflow(ranks, size):
     """Sums over replicas, as TensorFlow has them."""
 
     def work(strategy):
@@ -138,7 +138,7 @@ def test_outside_of_steps_losses_are_as_ever(ranks, size):
         assert keras_sum == pytest.approx(whole, rel=1e-6)
 
 
-def test_a_number_of_a_batch_counts_by_its_samples(ranks):
+def test_scalar_metric_updates_are_weighted_by_samples(ranks):
     """As the loss that Keras tells a mean; with a weight of its own it counts by that."""
     strategy = Ranked(ranks(1).groups[0])
     with strategy.scope():

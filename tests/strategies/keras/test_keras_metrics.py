@@ -45,7 +45,7 @@ def test_state_is_merged_by_its_aggregation(ranks, dtype):
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("max", [6, 1]), ("min", [4, 1]), ("sum", [10, 2])])
-def test_a_variable_may_be_merged_by_what_a_step_has_told(ranks, kind, expected):
+def test_inferred_merge_rule_overrides_aggregation(ranks, kind, expected):
     """Whatever its aggregation."""
 
     def work(strategy):
@@ -68,7 +68,7 @@ def test_booleans_are_true_where_any_is(ranks):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_what_cannot_be_merged(ranks, size):
+def test_aggregation_none_raises_on_several_ranks(ranks, size):
     """Where there is anything to merge."""
 
     def work(strategy):
@@ -83,7 +83,7 @@ def test_what_cannot_be_merged(ranks, size):
         on_ranks(ranks(2), work)
 
 
-def test_what_the_writer_reads_alone_is_its_own(ranks):
+def test_merge_in_local_only_returns_own_state(ranks):
     def work(strategy):
         with strategy.scope():
             metric = Keeps(["sum", "mean", "only_first_replica"])
@@ -96,7 +96,7 @@ def test_what_the_writer_reads_alone_is_its_own(ranks):
     assert on_ranks(ranks(2), work)[0] == [[2, 4]] * 3
 
 
-def test_numbers_are_summed_on_the_way(ranks):
+def test_extra_numbers_are_summed_in_the_same_collective(ranks):
     """In the collectives that the state takes anyway; a variable that is named twice is merged once."""
 
     def work(strategy):

@@ -25,7 +25,7 @@ def updated(make, gradients, seen):
     return variables[1].numpy().tolist()
 
 
-def test_before_clipping_and_after_accumulation():
+def test_noise_is_added_before_clipping_and_after_accumulation():
     keras_noise.install()
     seen = []
     assert updated(lambda: keras.optimizers.SGD(1.0), [0.5, 0.5], seen) == [-2.0]
@@ -35,7 +35,7 @@ def test_before_clipping_and_after_accumulation():
     assert updated(lambda: keras.optimizers.SGD(1.0, loss_scale_factor=2.0), [1.0], seen) == [-1.0]
 
 
-def test_after_the_sum_over_ranks(ranks):
+def test_noise_is_added_after_the_sum_over_ranks(ranks):
     """The noise is the innermost hook, whichever hook was installed first."""
 
     def work(strategy):
@@ -55,7 +55,7 @@ def test_after_the_sum_over_ranks(ranks):
     assert on_ranks(ranks(2), work) == [(3.0, [-5.0])] * 2
 
 
-def test_optimizers_without_it_are_left_alone():
+def test_optimizers_without_noise_are_unchanged():
     keras_noise.install()
     variable = keras.Variable(np.zeros(1, np.float32))
     keras.optimizers.SGD(1.0).apply([tf.constant([1.0])], [variable])

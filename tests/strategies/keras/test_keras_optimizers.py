@@ -68,7 +68,7 @@ def test_outside_of_steps_gradients_are_summed_before_anything_is_done_to_them(r
 
 @pytest.mark.parametrize("samples", [(5, 1), (6, 0)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_in_steps_they_are_weighed_by_samples(ranks, name, samples):
+def test_gradients_in_steps_are_weighted_by_samples(ranks, name, samples):
     """And an empty share's NaN counts for nothing."""
     gradients = GRADIENTS.copy()
     if not samples[1]:
@@ -79,7 +79,7 @@ def test_in_steps_they_are_weighed_by_samples(ranks, name, samples):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_in_each_step_they_are_weighed_by_its_samples(ranks, name):
+def test_gradient_weights_follow_samples_of_each_step(ranks, name):
     """Where gradients are accumulated, too, which are summed in a later step than they are of."""
     samples = np.array([(5, 1), (1, 3), (2, 2), (1, 6)])
     weights = (samples / samples.sum(axis=1, keepdims=True))[:, :, np.newaxis]
@@ -104,7 +104,7 @@ def test_one_ranks_infinity_makes_all_skip_the_step(ranks):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_variables_that_take_their_gradient_for_a_value_take_the_largest(ranks):
+def test_overwrite_with_gradient_takes_maximum_over_ranks(ranks):
     """As the ranges of float8."""
 
     def work(strategy):

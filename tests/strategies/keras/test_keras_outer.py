@@ -56,7 +56,7 @@ def test_training_goes_on_as_if_it_had_not_ended(tmp_path, arguments, name):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def test_a_model_under_way_takes_it_back(tmp_path):
+def test_load_weights_restores_outer_state_during_training(tmp_path):
     path = tmp_path / "a.weights.h5"
     model = fit(model_in(momentum_strategy()))
     model.save_weights(path)
@@ -70,7 +70,7 @@ def test_a_model_under_way_takes_it_back(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_without_outer_optimizers_there_is_no_file_and_an_old_one_goes(tmp_path):
+def test_saving_without_outer_optimizer_removes_old_state_file(tmp_path):
     path = tmp_path / "a.weights.h5"
     fit(model_in(momentum_strategy())).save_weights(path)
     assert (tmp_path / "a.weights.h5.outer.npz").exists()
@@ -86,7 +86,7 @@ def test_without_outer_optimizers_there_is_no_file_and_an_old_one_goes(tmp_path)
         ({"rule": Averaging()}, "Averaging has no state"),
     ],
 )
-def test_the_states_of_others_are_left(tmp_path, caplog, arguments, message):
+def test_incompatible_outer_states_are_ignored_with_warning(tmp_path, caplog, arguments, message):
     path = tmp_path / "a.weights.h5"
     fit(model_in(momentum_strategy())).save_weights(path)
     model = model_in(momentum_strategy(**arguments))
@@ -95,7 +95,7 @@ def test_the_states_of_others_are_left(tmp_path, caplog, arguments, message):
     assert message in caplog.text
 
 
-def test_what_is_no_such_file_is_left(tmp_path, caplog):
+def test_unreadable_outer_state_file_is_ignored_with_warning(tmp_path, caplog):
     path = tmp_path / "a.weights.h5"
     model = fit(model_in(momentum_strategy()))
     model.save_weights(path)
@@ -122,7 +122,7 @@ def test_one_rank_reads_for_all(ranks, tmp_path):
     assert ranks(2)(work) == [(True, 6), (False, 6)]
 
 
-def test_other_strategies_have_none(tmp_path):
+def test_all_reduce_strategy_saves_no_outer_state(tmp_path):
     strategy = tfdist.AllReduceStrategy()
     model = model_in(strategy)
     keras_outer.save(model, strategy.extended, tmp_path / "a")

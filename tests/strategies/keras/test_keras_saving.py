@@ -57,7 +57,7 @@ def test_a_file_appears_whole_or_not_at_all(strategy, tmp_path, monkeypatch, nam
     assert path.read_bytes() == before
 
 
-def test_what_a_killed_process_has_left_is_removed_by_the_next(strategy, tmp_path):
+def test_next_save_removes_leftover_partial_files(strategy, tmp_path):
     """Only partial files of the saved file are removed."""
     path, other = tmp_path / "model[1].keras", tmp_path / "model1.keras"
     left, kept = atomic_files.partial_name(path), atomic_files.partial_name(other)
@@ -81,7 +81,7 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next(strategy, tmp_pat
         ("a.keras", {"zipped": False}, False),
     ],
 )
-def test_what_is_written_under_another_name_first(tmp_path, name, arguments, is_one):
+def test_only_single_new_files_are_written_atomically(tmp_path, name, arguments, is_one):
     (tmp_path / "there.keras").touch()
     path = name if "://" in name else tmp_path / name
     assert keras_saving._is_one_new_file({"filepath": path, "overwrite": True, **arguments}) is is_one
@@ -140,7 +140,7 @@ class TwoOptimizers(keras.Model):
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
 @pytest.mark.parametrize("built", [True, False])
-def test_a_checkpoint_of_several_optimizers(ranks, tmp_path, built):
+def test_checkpoint_restores_several_optimizers_as_keras_does(ranks, tmp_path, built):
     """All ranks load what plain Keras does, which skips an optimizer with slots that is not built."""
     path = tmp_path / "model.weights.h5"
 
@@ -160,7 +160,7 @@ def test_a_checkpoint_of_several_optimizers(ranks, tmp_path, built):
     assert [optimizer.iterations for optimizer in plain.optimizers] == [2 if built else 0, 2]
 
 
-def test_where_it_cannot_read_all_are_told(ranks, tmp_path):
+def test_unreadable_file_raises_on_all_ranks(ranks, tmp_path):
     errors = []
 
     def work(strategy):

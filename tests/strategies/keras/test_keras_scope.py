@@ -83,14 +83,14 @@ def layer(strategy):
         (layer, "the variable dense"),
     ],
 )
-def test_what_was_made_outside_is_told(wrong, what):
+def test_objects_created_outside_scope_raise(wrong, what):
     with served(servers=1) as (strategy,):
         with pytest.raises(ValueError, match=rf"created outside of strategy.scope\(\): {what}") as told:
             wrong(strategy)
         assert "inside `with strategy.scope():`" in str(told.value)
 
 
-def test_an_optimizer_that_is_set_later_is_told():
+def test_optimizer_replaced_outside_scope_raises():
     with served(servers=1) as (strategy,):
         with strategy.scope():
             own = model()
@@ -121,7 +121,7 @@ def test_models_without_the_strategy_are_left_alone():
 
 
 @pytest.mark.parametrize("make", [tfdist.AllReduceStrategy, lambda: tfdist.PipelineStrategy(stages=2, micro_batches=2)])
-def test_strategies_without_servers(make):
+def test_model_outside_scope_raises_without_servers(make):
     strategy = make()
     with pytest.raises(ValueError, match=r"created outside of strategy.scope\(\): the model sequential"):
         whole_model(strategy)

@@ -49,7 +49,7 @@ TRAINER = tf_trainer.TensorFlowTrainer
         (keras.saving, "save_model"),
     ],
 )
-def test_what_stands_in_keras_place_looks_like_it(owner, name):
+def test_replaced_keras_functions_keep_name_doc_and_signature(owner, name):
     """Name, documentation and signature."""
     function = getattr(owner, name)
     assert function.__code__.co_filename.startswith(str(Path(tfdist.__file__).parent))
@@ -99,7 +99,7 @@ def test_predict_on_batch_is_of_the_rows_that_a_process_brings(ranks):
     assert communicated == 0
 
 
-def test_compile_makes_what_it_makes_in_the_models_scope(strategy):
+def test_compile_enters_the_scope_of_the_model(strategy):
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
     model.compile("adam", "mse", metrics=["mae"])
@@ -146,7 +146,7 @@ def test_state_that_a_loop_has_left_different_is_averaged_before_evaluate(ranks)
 
 
 @pytest.mark.parametrize(("fails", "method"), [(True, "fit"), (False, "fit"), (True, "test_on_batch")])
-def test_an_error_of_ours_comes_out_of_a_graph_as_it_is(strategy, fails, method):
+def test_tfdist_errors_leave_graphs_unwrapped(strategy, fails, method):
     """And others as Keras raises them."""
     error = PeerLostError("rank 7 died")
 

@@ -85,7 +85,7 @@ class Saves(keras.callbacks.ModelCheckpoint):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_callbacks_that_may_end_steps_are_those_that_do_something_there(callback, may):
+def test_may_end_steps_detects_callbacks_with_batch_hooks(callback, may):
     assert may_end_steps(callback) is may
 
 
@@ -112,7 +112,7 @@ def test_callbacks_that_may_end_steps_are_those_that_do_something_there(callback
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_callbacks_that_may_read_the_logs_of_steps_are_those_that_do_something_with_them(callback, reads):
+def test_reads_logs_of_steps_detects_callbacks_with_batch_logs(callback, reads):
     assert reads_logs_of_steps(callback) is reads
 
 
@@ -195,7 +195,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", some(MODELS, 3))
-def test_what_layers_and_optimizers_have_to_tell_travels_with_the_gradients(ranks, name):
+def test_layers_and_optimizers_share_the_collective_of_gradients(ranks, name):
     make, compiled, expected = MODELS[name]
 
     def work(strategy):
@@ -257,7 +257,7 @@ class OfItsOwn(keras.Model):
         return {"error": super().test_step(data)["mae"]}
 
 
-def test_logs_of_steps_that_are_not_the_metrics_of_the_model(ranks):
+def test_logs_other_than_model_metrics_equal_one_process(ranks):
     def work(strategy):
         model = model_in(strategy, kind=OfItsOwn)
         found = []
@@ -367,7 +367,7 @@ def test_an_evaluation_in_a_callback_leaves_what_fit_has_agreed_on(ranks):
         np.testing.assert_allclose(found, alone, rtol=1e-4)
 
 
-def test_a_function_that_was_traced_without_counts_is_not_taken_for_one_with_them(ranks):
+def test_functions_traced_without_counts_are_not_reused_with_counts(ranks):
     def work(strategy):
         class Stops(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):

@@ -57,7 +57,7 @@ def test_predict_returns_all_rows_in_their_order(ranks, rows):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_what_each_process_brings_itself_is_one_batch(ranks):
+def test_own_batches_of_processes_form_one_batch(ranks):
     """By `train_on_batch` and `test_on_batch`, of different numbers of rows."""
 
     def steps(model, x, y):
@@ -114,7 +114,7 @@ def test_one_replica_takes_keras_own_step(ranks):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_a_step_is_called_like_keras_own():
+def test_step_keeps_name_and_doc_of_original():
     """Keras and others look at names."""
 
     def train_step(data):
@@ -124,7 +124,7 @@ def test_a_step_is_called_like_keras_own():
     assert (step.__name__, step.__doc__) == ("train_step", "Trains on a batch.")
 
 
-def test_what_predict_cannot_gather(ranks):
+def test_predict_with_ragged_outputs_raises(ranks):
     def work(strategy):
         with strategy.scope():
             inputs = keras.Input((4,))
@@ -137,7 +137,7 @@ def test_what_predict_cannot_gather(ranks):
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
-def test_functions_of_ones_own_are_refused_and_those_around_keras_own_are_not(ranks, method):
+def test_custom_step_functions_raise_and_wrapped_ones_work(ranks, method):
     name = {"fit": "make_train_function", "evaluate": "make_test_function"}[method]
 
     def around(self, force=False):

@@ -111,7 +111,7 @@ def test_an_empty_share_changes_nothing(ranks):
     assert on_ranks(ranks(2), work) == [[3.0, 3.0]] * 2
 
 
-def test_what_a_step_does_not_assign_to_is_not_communicated(ranks):
+def test_unassigned_state_is_not_communicated(ranks):
     def work(strategy):
         model, _ = model_with_state(strategy)
         before = strategy.extended.group.engine.statistics.collectives
@@ -175,7 +175,7 @@ def test_assignments_are_noted_by_their_thread_inside_the_block(strategy):
     assert [float(variable) for variable in (first, second, third)] == [3.0, 4.0, 5.0]
 
 
-def test_what_was_made_outside_of_the_scope_is_found(strategy):
+def test_check_scope_raises_for_objects_made_outside(strategy):
     with strategy.scope():
         inside = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, name="head")])
         inside.compile("sgd", "mse")
@@ -193,7 +193,7 @@ def test_what_was_made_outside_of_the_scope_is_found(strategy):
         check_scope(inside)
 
 
-def test_everyone_gets_the_chiefs_weights_and_its_optimizers_state(ranks):
+def test_broadcast_state_sends_weights_and_optimizer_of_chief(ranks):
     def work(strategy):
         with strategy.scope():
             model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1), keras.layers.Dropout(0.5)])
@@ -232,7 +232,7 @@ def test_all_optimizers_of_a_model_are_broadcast(ranks):
     assert on_ranks(ranks(2), work) == [{5.0}] * 2
 
 
-def test_state_is_averaged_over_who_has_a_finite_value(ranks):
+def test_state_is_averaged_over_ranks_with_finite_values(ranks):
     """As a loop of the user's own leaves it; integers stay."""
 
     def work(strategy):

@@ -151,13 +151,13 @@ def test_weights_logs_evaluations_and_predictions_are_those_without_xla(ranks, c
         *(sweep(name, {}) for name in ("synchronized", "accumulated", "masks")),
     ],
 )
-def test_further_models(ranks, name, arguments, compiled):
+def test_more_models_train_equally_with_xla(ranks, name, arguments, compiled):
     on_ranks(ranks(2), lambda strategy: check_equal(strategy, MODELS[name], **arguments))
     assert compiled
 
 
 @pytest.mark.parametrize("name", ["synchronized", sweep("everything"), sweep("own steps")])
-def test_two_devices_of_a_process(ranks, name, compiled, caplog):
+def test_two_devices_train_equally_with_xla(ranks, name, compiled, caplog):
     check_equal(Ranked(ranks(1).groups[0], devices=("CPU:1", "CPU:2")), MODELS[name])
     assert compiled
     reasons = [one.message for one in caplog.records if "XLA" in one.message]
@@ -174,7 +174,7 @@ def test_one_rank_compiles_and_the_other_does_not(ranks, name, compiled):
     assert compiled
 
 
-def test_rounds(ranks, compiled):
+def test_local_sgd_trains_equally_with_xla(ranks, compiled):
     ranks(2)(lambda group: check_equal(RankedLocal(group), MODELS["own steps"]))
     assert compiled
 
@@ -198,7 +198,7 @@ def test_weighted_means_are_of_all_ranks(ranks, compiled, caplog):
     assert sum("XLA does not compile" in one.message for one in caplog.records) == 1
 
 
-def test_what_xla_cannot_take_is_told(ranks, compiled, caplog):
+def test_string_inputs_are_logged_and_not_compiled(ranks, compiled, caplog):
     with Ranked(ranks(1).groups[0], devices=("CPU:0", "CPU:1")).scope():
         model = keras.Sequential([keras.Input((2,), dtype="string"), Lengths(), layers.Dense(1)])
         model.compile("sgd", "mse", jit_compile=True)

@@ -34,7 +34,7 @@ def models(make, passed):
     return made
 
 
-def test_layers_that_are_added(passed):
+def test_adding_layers_builds_through_each_seam_once(passed):
     for model in models(lambda: keras.Sequential([keras.Input((2,))]), passed):
         for units in (1, 3):
             passed.clear()
@@ -45,7 +45,7 @@ def test_layers_that_are_added(passed):
         assert model.get_build_config() == {"input_shape": (None, 2)}
 
 
-def test_models_that_their_first_call_builds(passed):
+def test_first_call_builds_through_each_seam_once(passed):
     for model in models(lambda: keras.Sequential([keras.layers.Dense(1)]), passed):
         passed.clear()
         assert model(np.ones((4, 2))).shape == (4, 1)

@@ -11,7 +11,7 @@ ROWS = np.random.default_rng(0).normal(2, 3, size=(9, 4, 2)).astype(np.float32)
 
 
 @pytest.mark.parametrize("keepdims", [False, True])
-def test_they_are_those_of_all_rows(ranks, keepdims):
+def test_moments_equal_those_of_all_rows(ranks, keepdims):
     def work(strategy):
         begin, end = ((0, 6), (6, 9))[strategy.rank]
         statistics = strategy.extended.group.engine.statistics
@@ -44,7 +44,7 @@ def test_they_are_those_of_all_rows(ranks, keepdims):
         np.testing.assert_allclose(gradient * (end - begin) / 9, of_one[begin:end], rtol=1e-3, atol=1e-5)
 
 
-def test_outside_of_replicas_they_are_kerass(ranks):
+def test_moments_outside_replicas_equal_keras(ranks):
     def work(strategy):
         return [part.numpy() for part in tf_nn._compute_moments_sync(tf.constant(ROWS), [0, 1], False)]
 

@@ -39,7 +39,7 @@ def test_bad_arguments(arguments, error, message):
 
 
 @pytest.mark.parametrize("synchronization", [None, BoundedStaleness(2), Asynchronous()])
-def test_a_process_alone_trains_as_ever(synchronization):
+def test_single_process_trains_as_under_all_reduce(synchronization):
     x = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
 
     def trained(strategy):

@@ -75,7 +75,7 @@ def fitted(says, initial_epoch=0, **counting):
         (Says(ends_epoch_at=[(1, 4)]), 0, {0: 5, 1: 5, 2: 5, 3: 5}),
     ],
 )
-def test_epochs_and_steps(says, initial_epoch, expected):
+def test_fit_follows_epochs_of_other_processes(says, initial_epoch, expected):
     assert fitted(says, initial_epoch) == expected
 
 

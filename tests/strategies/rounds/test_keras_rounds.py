@@ -53,7 +53,7 @@ def test_validation_has_settled_weights_and_all_samples(ranks):
     np.testing.assert_array_equal(weights[0], others[0])
 
 
-def test_logs_of_ones_own_are_averaged(ranks):
+def test_custom_step_logs_are_averaged(ranks):
     def work(strategy):
         with strategy.scope():
             model = built(Own)
@@ -67,7 +67,7 @@ def test_logs_of_ones_own_are_averaged(ranks):
     assert one["mae"] == other["mae"]
 
 
-def test_a_process_without_a_batch_keeps_nobody_waiting(ranks):
+def test_process_without_batches_does_not_block_others(ranks):
     """The process has no logs, and the other has logs of its custom step; metrics cover all processes."""
 
     def work(strategy):
@@ -87,7 +87,7 @@ def test_a_process_without_a_batch_keeps_nobody_waiting(ranks):
     np.testing.assert_array_equal(weights[0], others[0])
 
 
-def test_an_optimizer_in_another_one_is_followed_once(ranks, monkeypatch):
+def test_wrapped_optimizer_counts_each_step_once(ranks, monkeypatch):
     taken = []
 
     def work(strategy):
@@ -126,7 +126,7 @@ def test_after_a_loop_weights_are_made_equal_first(ranks, name):
     np.testing.assert_allclose(settled, (one + other) / 2, rtol=1e-6)
 
 
-def test_what_a_loop_assigns_stays(ranks):
+def test_assigned_weights_survive_evaluate(ranks):
     """Trained, set back to the best weights, and evaluated."""
 
     def work(strategy):
@@ -200,7 +200,7 @@ class OwnLoss(keras.Sequential):
         return {"loss": tf.constant(7.0), "other": tf.constant(1.0)}
 
 
-def test_a_log_that_has_the_name_of_a_metric_is_no_metric(ranks):
+def test_log_named_like_a_metric_keeps_its_value(ranks):
     def work(strategy):
         with strategy.scope():
             model = built(OwnLoss)
@@ -210,7 +210,7 @@ def test_a_log_that_has_the_name_of_a_metric_is_no_metric(ranks):
         assert found == {"loss": [7.0], "other": [1.0]}
 
 
-def test_optimizers_that_share_a_variable(ranks):
+def test_optimizers_that_share_a_variable_keep_all_steps(ranks):
     """One has exchanged it, the other one has then taken steps."""
 
     def work(strategy):

@@ -31,7 +31,7 @@ def test_bad_arguments(arguments, error, message):
         tfdist.LocalSGDStrategy(**arguments)
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_integers_are_accepted():
     assert tfdist.LocalSGDStrategy(sync_every=np.int64(8)).size == 1
 
 

@@ -94,7 +94,7 @@ def test_a_process_that_comes_later_begins_where_the_others_are(job):
 
 
 @pytest.mark.parametrize(("at", "expected"), [(0, 1.0), (2, 0.25)])
-def test_who_comes_has_the_rate_from_before_the_callbacks_of_the_epoch(job, at, expected):
+def test_late_process_gets_learning_rate_before_epoch_callbacks(job, at, expected):
     made = job(2)
     (_, first), (strategy, second) = (built(made.members[task]) for task in range(2))
     seen = []
@@ -111,7 +111,7 @@ def test_who_comes_has_the_rate_from_before_the_callbacks_of_the_epoch(job, at, 
     assert seen == [(at, expected)]
 
 
-def test_who_comes_when_fit_has_ended_trains_no_more(job):
+def test_process_joining_after_fit_takes_final_weights(job):
     made = job(2)
     (_, first), (_, second) = (built(made.members[task]) for task in range(2))
     first.fit(*data(0), batch_size=8, epochs=2, verbose=0)
@@ -123,7 +123,7 @@ def test_who_comes_when_fit_has_ended_trains_no_more(job):
     assert second.fit(*data(1), batch_size=8, epochs=1, verbose=0).epoch == [0]
 
 
-def test_optimizers_have_their_numbers_also_where_a_fit_was_over(job):
+def test_optimizer_numbers_count_fits_already_over(job):
     """Rounds are known by these numbers, and a process that comes later takes no step in the fits before."""
     made = job(2, quorum=1)
     for task in range(2):
@@ -136,7 +136,7 @@ def test_optimizers_have_their_numbers_also_where_a_fit_was_over(job):
         assert [strategy.extended._number(one.optimizer) for one in (model, other)] == [0, 1]
 
 
-def test_who_comes_when_all_have_left_is_told(job, caplog):
+def test_process_joining_after_all_left_logs_warning(job, caplog):
     made = job(2)
     (_, first), (_, second) = (built(made.members[task]) for task in range(2))
     first.fit(*data(0), batch_size=8, epochs=1, verbose=0)

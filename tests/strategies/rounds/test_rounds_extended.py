@@ -8,7 +8,7 @@ from tfdist.errors import MismatchError
 from tfdist.private import tensorflow as private
 
 
-def test_what_replicas_reduce_in_a_step_is_of_their_process(ranks):
+def test_all_reduce_in_step_raises_unless_own_process_only(ranks):
     """What tfdist reduces by itself; a user's reduction over all replicas is an error, as there is none in a step."""
 
     def work(group):
@@ -25,7 +25,7 @@ def test_what_replicas_reduce_in_a_step_is_of_their_process(ranks):
     assert ranks(2)(work) == [(1.0, 3.0, 2), (2.0, 3.0, 2)]
 
 
-def test_variables_begin_with_the_first_ones_values(ranks):
+def test_variables_start_with_values_of_rank_zero(ranks):
     def work(group):
         with RankedLocal(group).scope():
             return keras.Variable(np.full(2, group.rank), name="v").numpy().tolist()
@@ -33,7 +33,7 @@ def test_variables_begin_with_the_first_ones_values(ranks):
     assert ranks(2)(work) == [[0, 0], [0, 0]]
 
 
-def test_variables_of_optimizers(ranks):
+def test_optimizer_variables_are_per_process(ranks):
     def work(group):
         strategy = RankedLocal(group)
         with strategy.scope():

@@ -10,7 +10,7 @@ from tfdist.local_sgd.rules import Averaging
 from tfdist.strategies.rounds.steps_in_rounds import Centre, StepsInRounds, slots_of
 
 
-def test_slots():
+def test_slots_of_excludes_learning_rate_and_iterations():
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, gradient_accumulation_steps=2)
     optimizer.build([keras.Variable(np.zeros(2), name="w")])
     names = {variable.name for variable in slots_of(optimizer)}

@@ -19,7 +19,7 @@ def member(monkeypatch):
     return made
 
 
-def test_servers_apply_what_comes_as_it_comes(member, monkeypatch):
+def test_servers_are_asynchronous(member, monkeypatch):
     served = []
     monkeypatch.setattr(beside_all_reduce.serving, "serve", lambda *given: served.append(given))
     beside_all_reduce.serve(None, Timeouts())

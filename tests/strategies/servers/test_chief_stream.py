@@ -49,7 +49,7 @@ def test_batches_of_a_dataset_arrive_as_they_are(name):
             assert_equal(batch, expected)
 
 
-def test_what_a_generator_leaves_out_is_none():
+def test_missing_parts_of_generator_batches_stay_none():
     def batches():
         for start in (0, 5):
             yield numbers()[start : start + 5], None, numbers()[start : start + 5]
@@ -76,7 +76,7 @@ def test_steps_go_on_where_the_last_epoch_has_ended(steps, expected):
     assert [[int(batch[0]) for batch in epoch] for epoch in found] == expected
 
 
-def test_data_that_end_within_an_epoch_are_told(caplog):
+def test_data_ending_within_an_epoch_logs_warning(caplog):
     found = received(streamed(tf.data.Dataset.range(3).batch(1), steps=2), epochs=2)
     assert [len(epoch) for epoch in found] == [2, 1]
     assert "the data ended before the epoch's steps_per_epoch steps" in caplog.text
@@ -125,6 +125,6 @@ def test_a_batch_has_the_shape_of_its_type():
     assert source.plan(7).samples is None
 
 
-def test_data_that_cannot_be_sent():
+def test_nested_datasets_cannot_be_streamed():
     data = tf.data.Dataset.from_tensor_slices(numbers()).window(2)
     assert "cannot be sent" in stream_of(data, None, None, None, False, None, None)

@@ -28,5 +28,5 @@ def test_clusters_without_the_servers_that_are_needed_are_errors(given, servers,
 
 
 @pytest.mark.parametrize(("given", "servers"), [({}, 1), ({"servers": Servers(copies=1)}, 2)])
-def test_clusters_with_them_are_not(given, servers):
+def test_clusters_with_enough_servers_are_accepted(given, servers):
     check_cluster(Arguments(**given), cluster_of(servers))

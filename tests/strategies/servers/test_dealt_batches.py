@@ -63,7 +63,7 @@ def test_no_more_batches_are_made_ahead_than_wanted(prefetch):
     assert taken == 200
 
 
-def test_what_tickets_raise_ends_the_iteration():
+def test_error_in_tickets_ends_the_iteration():
     def tickets():
         yield 0, [0]
         raise RuntimeError("the server is gone")

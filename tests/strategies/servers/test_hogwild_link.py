@@ -41,7 +41,7 @@ def test_one_worker_trains_as_keras_does(name):
 
 
 @pytest.mark.parametrize("name", some(["SGD", "Adagrad", "Adadelta", "RMSprop", "Adam"], first=1))
-def test_embeddings(name):
+def test_embeddings_train_as_keras_does(name):
     """Adam moves all rows; of the others, rows are exchanged. Duplicates within a batch, too."""
     keys, optimizer = KEYS % ROWS, {"class_name": name, "config": {"learning_rate": 0.1}}
     alone = embedded(None, lambda: keras.optimizers.get(optimizer), ROWS)
@@ -85,7 +85,7 @@ def test_rows_of_others_are_read(lag, monkeypatch):
         assert (before[rest] != after[rest]).any(axis=1).all()
 
 
-def test_what_the_chief_assigns():
+def test_chief_assignments_keep_rows_changed_by_workers():
     """Rows of the table that another worker has changed meanwhile keep that worker's values."""
     with served(2, pushes=Hogwild()) as strategies:
         chief, other = (embedded(strategy, lambda: keras.optimizers.SGD(0.1), ROWS) for strategy in strategies)
@@ -103,7 +103,7 @@ def test_what_the_chief_assigns():
             np.testing.assert_array_equal(model.get_weights()[1], given[1])
 
 
-def test_a_worker_elsewhere_sends_messages(monkeypatch, caplog):
+def test_worker_without_shared_memory_sends_messages(monkeypatch, caplog):
     alone = model_in()
     monkeypatch.setattr(memory.Memory, "open", classmethod(lambda *of: None))
     with served(pushes=Hogwild()) as (strategy,):
@@ -125,12 +125,12 @@ def test_a_worker_elsewhere_sends_messages(monkeypatch, caplog):
         ({"servers": Servers(copies=1)}, "that could be copied"),
     ],
 )
-def test_what_does_not_go_with_it(options, message):
+def test_incompatible_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         ParameterServerStrategy(pushes=Hogwild(), **options)
 
 
-def test_a_server_that_was_started_again_gets_what_the_memory_has():
+def test_restarted_server_restores_values_from_shared_memory():
     alone = model_in()
     with contextlib.ExitStack() as stack:
         first = contextlib.ExitStack()

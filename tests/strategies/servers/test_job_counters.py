@@ -26,7 +26,7 @@ def trained(strategy, x, *layers):
 
 
 @pytest.mark.parametrize("data", ["own", "shared"])
-def test_its_models_are_others_than_those_of_the_first(data):
+def test_second_strategy_has_models_of_its_own(data):
     with served(data=data) as (strategy,):
         layers = lambda: keras.layers.Input((4,)), keras.layers.BatchNormalization
         one = trained(strategy, X, *layers)
@@ -36,7 +36,7 @@ def test_its_models_are_others_than_those_of_the_first(data):
             np.testing.assert_allclose(own, expected, rtol=1e-5)
 
 
-def test_its_tables_are_others_than_those_of_the_first():
+def test_second_strategy_has_tables_of_its_own():
     with served() as (strategy,):
         layers = lambda: keras.layers.Input((1,), dtype="int64"), lambda: DynamicEmbedding(3), keras.layers.Flatten
         keys, rows = trained(strategy, KEYS, *layers).layers[0].export()

@@ -123,7 +123,7 @@ def test_data_of_unknown_length_make_no_update_more(steps):
 
 
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
-def test_what_reads_the_model_reads_the_newest_values(method):
+def test_evaluate_and_predict_read_newest_values(method):
     with served(workers=2) as (first, second):
         chief, worker = model_in(first), model_in(second)
         fit(chief, epochs=1)
@@ -179,7 +179,7 @@ def test_a_saved_model_has_the_servers_state(tmp_path):
 
 
 @pytest.mark.parametrize("saves", [sweep("ModelCheckpoint"), "save", "evaluate"])
-def test_a_rate_that_a_callback_sets_stays_whatever_is_saved_after_it(saves, tmp_path):
+def test_saving_keeps_learning_rate_set_by_callback(saves, tmp_path):
     """At the same epoch's end; the servers learn it with the next step."""
     rates = []
 
@@ -260,7 +260,7 @@ class Pair(keras.Model):
 
 
 @pytest.mark.parametrize("data", ["own", "shared"])
-def test_steps_of_ones_own_need_no_call(data):
+def test_custom_train_step_works_without_call(data):
     alone = Pair()
     alone.compile()
     with served(data=data) as (strategy,):
@@ -284,7 +284,7 @@ def test_no_batch_of_a_generator_is_left_out():
         assert models[1].optimizer.iterations == 5
 
 
-def test_a_loop_of_ones_own():
+def test_custom_loop_trains_as_keras_does():
     alone, optimizer = model_in(), keras.optimizers.SGD(0.1)
     with served() as (strategy,):
         model = model_in(strategy)
@@ -361,7 +361,7 @@ def test_moving_averages_are_what_other_workers_read_after_fit():
             np.testing.assert_array_equal(one, expected)
 
 
-def test_a_frozen_model_is_read_all_the_same():
+def test_evaluate_of_frozen_model_reads_newest_values():
     with served(workers=2) as (first, second):
         chief, worker = model_in(first), model_in(second)
         fit(chief, epochs=1)
@@ -456,7 +456,7 @@ def test_two_models_with_a_shared_layer_may_not_be_trained_in_turn():
             fit(models[0], epochs=1)
 
 
-def test_a_worker_trains_alone_what_the_others_have_finished(caplog):
+def test_restarted_worker_trains_finished_model_alone(caplog):
     """The worker was started again, and its script begins with the first call of `fit`."""
     with served(workers=2) as (first, second):
         chief, worker = model_in(first), model_in(second)
@@ -476,7 +476,7 @@ def test_a_worker_trains_alone_what_the_others_have_finished(caplog):
         assert_close(worker, chief, rtol=0)
 
 
-def test_another_second_model_than_the_chiefs_is_told():
+def test_second_model_unlike_the_chiefs_is_refused():
     """The worker would wait for the chief's values for ever."""
     with served(workers=2) as (first, second):
         chief, worker = model_in(first), model_in(second)
@@ -526,7 +526,7 @@ def test_only_the_chief_backs_up(tmp_path):
     assert kept == [True, False]
 
 
-def test_workers_write_to_the_folder_of_the_backup_while_the_chief_makes_and_removes_it(tmp_path, monkeypatch):
+def test_worker_backup_tolerates_chief_creating_and_removing_folder(tmp_path, monkeypatch):
     folder, exists = tmp_path / "backup", file_utils.exists
     callback = keras.callbacks.BackupAndRestore(folder)
     with served(workers=2) as strategies:

@@ -134,7 +134,7 @@ def test_every_sample_counts_once_however_steps_are_run(options):
     assert sum(own) == 2 * BATCHES
 
 
-def test_one_worker_alone():
+def test_single_worker_gets_every_sample():
     with served(data="shared") as (strategy,):
         model = counting_model(strategy)
         fit(model, epochs=2)
@@ -160,7 +160,7 @@ def test_rounds_end_where_batches_do_not_divide(mode, batch_size):
         assert (found > 0).all()
 
 
-def test_each_epoch_has_another_order_and_all_workers_the_same():
+def test_each_epoch_has_another_order():
     seen = []
 
     class Noting(keras.Model):
@@ -245,7 +245,7 @@ def test_a_step_without_an_update_uses_its_batch_up():
         np.testing.assert_array_equal(counts(model), [0, *[2] * (SAMPLES - 1)])
 
 
-def test_batches_of_a_dataset():
+def test_dataset_batches_are_shared_between_workers():
     with served(workers=2, data="shared") as strategies:
         models = [counting_model(strategy) for strategy in strategies]
         data = tf.data.Dataset.from_tensor_slices((X, X[:, :1])).batch(BATCH)
@@ -366,7 +366,7 @@ class OwnLogs(keras.Model):
         return {"own": keras.ops.convert_to_tensor(1.0)}
 
 
-def test_a_steps_own_logs_are_no_numbers_where_there_was_no_batch():
+def test_custom_logs_are_nan_without_batches():
     """0 would be the best of all."""
     with served(workers=2, data="shared") as strategies:
         models, found = [counting_model(strategy, model=OwnLogs) for strategy in strategies], {}
@@ -414,7 +414,7 @@ def test_workers_must_have_the_same_data():
         together(lambda: fit(models[0], callbacks=[Begun()]), other)
 
 
-def test_several_updates_in_a_step():
+def test_several_updates_in_a_step_raise_if_synchronous():
     """The batch is committed by the first one; where workers wait for each other, it is an error."""
 
     class Twice(keras.Model):

@@ -57,7 +57,7 @@ def test_data_that_are_read_in_order_come_from_the_chief(why, caplog):
 
 
 @pytest.mark.parametrize("mode", [BoundedStaleness(0), Synchronous(), SoftSync()], ids=str)
-def test_a_stream_in_modes_in_which_workers_wait(mode):
+def test_streams_train_every_batch_in_synchronous_modes(mode):
     with served(workers=2, mode=mode, data="shared") as strategies:
         models = [counting_model(strategy) for strategy in strategies]
         data = slices().shuffle(SAMPLES).batch(BATCH)

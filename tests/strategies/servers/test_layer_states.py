@@ -47,7 +47,7 @@ class Before(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_a_worker_begins_with_the_chiefs(eager, caplog):
+def test_worker_starts_with_chiefs_non_trainable_weights(eager, caplog):
     """Also with what Keras has made constants of in a graph."""
     caplog.set_level(logging.INFO, "tfdist")
     with served(workers=2) as strategies:
@@ -66,7 +66,7 @@ def test_a_worker_begins_with_the_chiefs(eager, caplog):
     assert "differed from the chief's: this worker begins with the chief's" in caplog.text
 
 
-def test_they_are_the_workers_own_from_then_on():
+def test_worker_keeps_own_statistics_after_start():
     with served(workers=2) as strategies:
         chief, worker = (model_in(one, 0) for one in strategies)
         fit(chief)
@@ -77,7 +77,7 @@ def test_they_are_the_workers_own_from_then_on():
         assert_equal(before.values, own)
 
 
-def test_a_worker_that_comes_late_gets_them_as_they_are_in_the_chiefs_last_epoch():
+def test_late_worker_gets_statistics_from_chiefs_last_epoch():
     with served(workers=2) as strategies:
         chief, worker = (model_in(one, seed) for seed, one in enumerate(strategies))
         fit(chief)
@@ -87,7 +87,7 @@ def test_a_worker_that_comes_late_gets_them_as_they_are_in_the_chiefs_last_epoch
         assert_equal(before.values, expected)
 
 
-def test_what_servers_update_is_left_to_them():
+def test_frozen_layers_keep_values_updated_by_servers():
     """A layer that is frozen after it was trained has the newest values."""
     with served(workers=2) as strategies:
         models = [model_in(one, 0) for one in strategies]
@@ -102,7 +102,7 @@ def test_what_servers_update_is_left_to_them():
         assert_equal(*(model.layers[-1].get_weights() for model in models))
 
 
-def test_only_other_weights_are_assigned():
+def test_weights_updated_by_servers_are_not_assigned():
     with served(workers=2) as strategies:
         chief, worker = (model_in(one, seed) for seed, one in enumerate(strategies))
         kept, taken = worker.layers[1].weights

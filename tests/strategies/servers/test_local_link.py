@@ -69,7 +69,7 @@ def fit_together(models, steps, batch_sizes):
 
 
 @pytest.mark.parametrize(("mode", "moved"), [(Asynchronous(), 12), (Synchronous(), 6)])
-def test_what_all_workers_have_moved_is_added_or_averaged(mode, moved):
+def test_changes_of_workers_are_added_or_averaged_by_mode(mode, moved):
     """Two workers make 6 steps each; 2 and 2 and 2, or 4 and 2."""
     for steps in (2, 4):
         with served(2, mode=mode, pushes=LocalSteps(steps)) as strategies:
@@ -88,7 +88,7 @@ def test_means_are_weighed_by_the_samples_of_all_steps():
             np.testing.assert_allclose(model.get_weights()[0], -RATE * (4 * 4 + 2 * 8) / 12, rtol=1e-6)
 
 
-def test_what_the_chief_assigns_is_the_newest():
+def test_values_assigned_by_chief_replace_server_values():
     with served(2, pushes=LocalSteps(3)) as strategies:
         chief, worker = (linear_in(strategy) for strategy in strategies)
         fit_together((chief, worker), (2, 2), (1, 1))
@@ -108,7 +108,7 @@ def elastic(rate, moves):
     return x, c
 
 
-def test_a_spring_ties_the_copies_together(tmp_path):
+def test_elastic_averaging_follows_formula_and_saves_servers_copy(tmp_path):
     with served(pushes=ElasticAveraging(steps=2, rate=0.25)) as (strategy,):
         model = linear_in(strategy)
         model.fit(np.ones((8, 1)), np.ones((8, 1)), batch_size=1, epochs=2, verbose=0)
@@ -122,7 +122,7 @@ def test_a_spring_ties_the_copies_together(tmp_path):
         np.testing.assert_allclose(model.get_weights()[0], x, rtol=1e-5, err_msg="it trains on from its own copy")
 
 
-def test_several_copies_and_the_default_rate():
+def test_elastic_averaging_of_two_workers_uses_default_rate():
     """Both move the servers' copy, and neither by more than its own steps."""
     with served(2, pushes=ElasticAveraging(steps=1)) as strategies:
         models = [linear_in(strategy) for strategy in strategies]
@@ -150,7 +150,7 @@ def test_several_copies_and_the_default_rate():
         ({"pushes": LocalSteps(2), "data": "shared"}, "the batches of each push of gradients are counted"),
     ],
 )
-def test_what_cannot_be_together(options, why, monkeypatch):
+def test_incompatible_options_raise(options, why, monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(ValueError, match=why):
         ParameterServerStrategy(**options)

@@ -48,7 +48,7 @@ def test_without_servers_a_process_trains_as_usual():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_tensorflows_coordinator_leads_to_fit():
+def test_cluster_coordinator_raises_with_hint_at_fit():
     with pytest.raises(TypeError, match=r"needs no coordinator: train by model.fit, or call strategy.run"):
         tf.distribute.coordinator.ClusterCoordinator(ParameterServerStrategy())
 
@@ -60,7 +60,7 @@ def test_without_servers_no_seam_is_at_work():
     assert strategy.cluster_resolver.cluster_spec().as_dict() == {}
 
 
-def test_workers_without_servers_are_told(monkeypatch):
+def test_workers_without_servers_raise(monkeypatch):
     cluster = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
     with pytest.raises(ClusterSpecError, match='has 2 workers and no parameter server: add a job "ps"'):
@@ -73,7 +73,7 @@ def test_datasets_are_read_without_a_tuner():
     assert dataset.options().autotune.enabled is False
 
 
-def test_data_that_cannot_be():
+def test_invalid_data_option_raises():
     with pytest.raises(ValueError, match='data must be "own" or "shared"; got'):
         ParameterServerStrategy(data="none")
 
@@ -84,12 +84,12 @@ def test_options_that_do_not_go_together():
 
 
 @pytest.mark.parametrize("name", parameter_server._ARGUMENTS)
-def test_arguments_that_it_had_have_a_hint(name):
+def test_removed_arguments_raise_with_hint(name):
     with pytest.raises(TypeError, match=rf"ParameterServerStrategy\(\) has no argument {name}=; its equivalent is "):
         ParameterServerStrategy(**{name: None})
 
 
-def test_a_hierarchy_without_servers_of_hosts(monkeypatch):
+def test_per_host_without_host_servers_raises(monkeypatch):
     cluster = {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
     with pytest.raises(ClusterSpecError, match=r"besides 1 root server\(s\); the cluster has 1 task\(s\)"):

@@ -148,7 +148,7 @@ def test_arrays_are_shuffled_as_the_user_wants(shuffle):
     assert source_of(numbers(), shuffle=shuffle).shuffle == shuffle
 
 
-def test_the_part_that_a_validation_split_leaves_for_training():
+def test_source_reads_training_part_of_validation_split():
     inputs = (numbers(2), numbers(), None)
     (x, y, _), _ = array_slicing.train_validation_split(inputs, 0.3)
     source = source_of(x, y, batch_size=4)
@@ -164,7 +164,7 @@ def test_the_part_that_a_validation_split_leaves_for_training():
         ({"x": tf.data.Dataset.range(3), "y": numbers()}, "`y` should not be passed"),
     ],
 )
-def test_what_keras_refuses_is_refused(arguments, message):
+def test_arguments_refused_by_keras_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         source_of(**arguments)
 
@@ -219,7 +219,7 @@ def test_lists_in_a_py_dataset_are_tuples():
     assert_equal(source.batch([1]), ((tf.constant([1, 1], tf.int64), tf.ones(2, tf.float64)), tf.zeros(2, tf.float64)))
 
 
-def test_class_weights_of_a_py_dataset():
+def test_class_weights_of_py_dataset_equal_keras():
     data = Batches(lambda number: (np.zeros((3, 2)), np.array([0, 1, number])))
     source = source_of(data, class_weight={1: 4.0, 2: 0.25})
     for batch, other in zip(
@@ -230,7 +230,7 @@ def test_class_weights_of_a_py_dataset():
     np.testing.assert_array_equal(source.batch([2])[2], [1, 4, 0.25])
 
 
-def test_memory_that_a_py_dataset_uses_again():
+def test_batches_survive_reused_memory_of_py_dataset():
     space = np.zeros(64 * 64 + 16, "float32")
     begin = -space.ctypes.data % 64 // 4  # TensorFlow uses arrays in place if they begin at multiples of 64 bytes
     memory = space[begin : begin + 64 * 64].reshape(64, 64)
@@ -244,7 +244,7 @@ def test_memory_that_a_py_dataset_uses_again():
     assert [float(batch[0][0, 0]) for batch in batches] == [0, 1, 2]
 
 
-def test_a_batch_that_does_not_fit_the_first_ones():
+def test_batch_of_another_shape_raises():
     source = source_of(Batches(lambda number: np.zeros((2, 3 if number < 2 else 4))))
     with pytest.raises(ValueError, match=r"an array of shape \(2, 4\); its first batches have \(None, 3\)"):
         source.batch([2])
@@ -293,7 +293,7 @@ def test_batches_of_a_dataset_are_those_of_keras(name):
         assert_equal(source.batch([number]), expected[number])
 
 
-def test_class_weights_of_a_dataset():
+def test_class_weights_of_dataset_equal_keras():
     data = tf.data.Dataset.from_tensor_slices((numbers(2), np.arange(ROWS) % 3)).batch(4)
     source = source_of(data, class_weight={0: 5.0, 2: 3.0})
     for batch, other in zip(

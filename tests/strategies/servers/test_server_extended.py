@@ -27,6 +27,6 @@ def test_float8_is_refused():
         check(keras.optimizers.SGD(), 1, True, variable)
 
 
-def test_what_servers_can_do_is_not():
+def test_supported_optimizer_options_are_accepted():
     check(keras.optimizers.Adam(clipnorm=1.0, weight_decay=0.1, use_ema=True), 2, True)
     check(keras.optimizers.Adam(global_clipnorm=1.0), 2, True)

@@ -15,7 +15,7 @@ from tfdist.strategies.servers import server_figures
 BYTES = (4 * 8 + 8 + 8 * 2 + 2) * 4
 
 
-def test_epochs_in_figures(caplog, tmp_path):
+def test_epoch_figures_count_updates_and_traffic(caplog, tmp_path):
     """Two epochs of four steps of one worker; what it is given at the start of an epoch is sent, too."""
     caplog.set_level(logging.INFO, "tfdist")
     with served() as (strategy,):

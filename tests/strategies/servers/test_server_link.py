@@ -143,7 +143,7 @@ def updated_once(optimizer):
     return [variable.numpy() for variable in made]
 
 
-def test_constraints_are_the_servers():
+def test_constraints_are_applied_by_servers():
     optimizer = keras.optimizers.SGD(0.1)
     with linked(optimizer) as (link, made):
         made[0].constraint = keras.constraints.MaxNorm(0.25)
@@ -227,7 +227,7 @@ def test_moving_averages_are_the_final_values():
             np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_what_the_chief_assigns_is_the_newest():
+def test_values_assigned_by_chief_replace_server_values():
     with linked(keras.optimizers.SGD(1.0, momentum=0.5)) as (link, made):
         chief = link()
         chief.update([tf.ones(shape) for shape in SHAPES], made)
@@ -267,7 +267,7 @@ def test_gradients_go_to_their_variables():
 
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("read", ["refresh", "fetch", "suspend"])
-def test_what_the_servers_gave_is_not_taken_for_assigned(read, prefetch):
+def test_values_read_from_servers_do_not_count_as_assigned(read, prefetch):
     """Also where another worker has pushed since, or a step was under way."""
     with linked(keras.optimizers.SGD(1.0)) as (link, made):
         chief, before = link(prefetch=prefetch), made[1].numpy()
@@ -348,7 +348,7 @@ def test_rows_that_workers_get_are_those_of_the_optimizer(name, prefetch):
         assert (sent < 8 * whole) == (name != "ftrl"), "of 2 readings of all, one with slots, and 12 steps"
 
 
-def test_rows_after_dense_gradients_and_assignments():
+def test_workers_read_changed_rows_after_dense_gradients_and_assignments():
     with linked(keras.optimizers.SGD(1.0)) as (link, made):
         chief, before = link(), [variable.numpy() for variable in made]
         own, optimizer = variables(), keras.optimizers.SGD(1.0)
@@ -397,7 +397,7 @@ def test_averages_are_overwritten_by_the_next_step():
         assert_equal(own, made)
 
 
-def test_a_state_that_is_read_while_rows_are_under_way_is_not_taken_for_assigned():
+def test_state_fetched_during_prefetch_does_not_count_as_assigned():
     with linked(keras.optimizers.SGD(1.0)) as (link, made):
         chief, before = link(prefetch=1), made[0].numpy()
         own, optimizer = variables(), keras.optimizers.SGD(1.0)

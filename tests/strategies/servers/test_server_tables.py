@@ -127,7 +127,7 @@ def test_two_ranks_train_as_one_process_does(ranks, name):
 
 
 @pytest.mark.parametrize("compiled", [{"run_eagerly": True}, {"steps_per_execution": 3}], ids=str)
-def test_they_do_in_every_loop(ranks, compiled):
+def test_eager_and_multi_step_ranks_train_as_one_process(ranks, compiled):
     expected = trained(made())
     with started(ranks) as on_both:
         for found in on_both(lambda strategy: trained(made(strategy, **compiled))):
@@ -160,7 +160,7 @@ def test_saved_rows_are_loaded_before_any_rank_goes_on(ranks, tmp_path):
             assert len(keys) > 5
 
 
-def test_a_loop_of_ones_own_sums(ranks):
+def test_custom_loop_sums_gradients_of_ranks(ranks):
     """As `tf.distribute` has it: gradients of replicas are added."""
 
     def step(strategy):
@@ -186,7 +186,7 @@ def test_a_loop_of_ones_own_sums(ranks):
             np.testing.assert_allclose(rows, expected, rtol=1e-6)
 
 
-def test_without_servers_it_is_an_error(ranks):
+def test_dynamic_embedding_without_servers_raises(ranks):
     def work(group):
         with pytest.raises(ValueError, match="Give the job parameter servers"):
             made(Ranked(group))
@@ -194,7 +194,7 @@ def test_without_servers_it_is_an_error(ranks):
     ranks(2)(work)
 
 
-def test_workers_that_update_together_keep_no_rows(ranks):
+def test_row_cache_under_all_reduce_raises(ranks):
     def work(strategy):
         with strategy.scope(), pytest.raises(ValueError, match="AllReduceStrategy trains as one process does"):
             DynamicEmbedding(DIM, cache=CachePolicy(10, 1)).build(None)
@@ -229,7 +229,7 @@ def test_a_server_that_is_lost_ends_jobs_that_use_it(is_used):
         tables.close()
 
 
-def test_asynchronous_workers_wait_for_a_server_that_may_come_again():
+def test_asynchronous_tables_do_not_watch_servers():
     with serving() as server:
         assert not ServerTables(servers_of([server], 0))._servers.member.control.watchers
 

@@ -28,7 +28,7 @@ def tensors():
 
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize("servers", [1, 2, 3])
-def test_values_come_back(servers, in_graph):
+def test_values_survive_the_round_trip_through_server_vectors(servers, in_graph):
     model, found = model_of(servers), variables()
 
     def there_and_back(given):

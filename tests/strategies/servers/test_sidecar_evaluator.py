@@ -35,7 +35,7 @@ def end(evaluator):
 
 
 @pytest.mark.parametrize("pushes", [None, LocalSteps(2), ElasticAveraging(2), Hogwild()])
-def test_it_reads_what_a_worker_has_trained(pushes):
+def test_evaluator_reads_weights_trained_by_worker(pushes):
     with beside(pushes=pushes) as (strategy, evaluator):
         model, copy = model_in(strategy), model_in(evaluator)
         for _ in range(2):
@@ -106,7 +106,7 @@ def test_non_trainable_weights_are_the_chiefs():
             assert (copy.layers[0].moving_mean.numpy() != statistics).any()
 
 
-def test_what_is_no_evaluator_and_what_cannot_be_read():
+def test_invalid_evaluators_and_models_raise():
     with beside() as (strategy, evaluator):
         with pytest.raises(TfdistError, match="in an evaluator of a job with parameter servers"):
             tfdist.SidecarEvaluator(model_in(strategy), DATA)
