@@ -34,7 +34,7 @@ def test_density_takes_tau_from_the_smallest_sent_element():
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.3, 1.0])
-def test_number_of_sent_elements_equals_the_density(density):
+def test_share_of_sent_elements_equals_the_density(density):
     vector = rng.standard_normal(10_000).astype(np.float32)
     found = c.Strom(density=density).decode(c.Strom(density=density).encode(vector))
     assert np.count_nonzero(found) == round(10_000 * density)
