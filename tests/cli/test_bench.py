@@ -32,7 +32,7 @@ def test_measures_every_algorithm_and_keeps_the_calibration(tmp_path):
     assert plot.stat().st_size > 1000
 
 
-def test_keeps_nothing_if_told_so(tmp_path):
+def test_no_store_writes_no_calibration(tmp_path):
     arguments = ["bench", "-n", "2", "--mib", "0.01", "--algorithms", "ring", "--no-store"]
     ended = tfdist(*arguments, XDG_CACHE_HOME=str(tmp_path))
     assert ended.returncode == 0, ended.stderr
@@ -69,7 +69,7 @@ def test_calibration_of_another_machine_is_refused_by_auto(tmp_path):
     assert "PeerLostError: rank 0" in ended[1].output
 
 
-def test_alone():
+def test_bench_of_a_single_process_fails():
     ended = tfdist("bench")
     assert ended.returncode == 2
     assert "expected several processes, got one" in ended.stderr
@@ -85,7 +85,7 @@ def test_alone():
         (["-n", "2", "--json", "/nowhere/x.json"], "/nowhere/x.json cannot be written"),
     ],
 )
-def test_arguments_that_make_no_sense(arguments, words):
+def test_invalid_arguments_are_refused(arguments, words):
     ended = tfdist("bench", *arguments)
     assert ended.returncode == 2
     assert words in ended.stderr

@@ -35,12 +35,12 @@ def blame_of(*processes):
     return blame
 
 
-def test_success():
+def test_successful_processes_are_not_blamed():
     assert blame_of(Reporting(code=0)).processes() == []
     assert not blame_of(Reporting(code=0)).is_known
 
 
-def test_a_victim_stays_one():
+def test_victim_report_is_remembered():
     one, blame = Reporting(reports=[launcher.VICTIM]), FailureTracker()
     assert blame.hear(one)
     assert not blame.hear(one)
@@ -58,7 +58,7 @@ def test_a_cause_is_noted_once_and_before_it_ends():
     assert blame.processes() == [one]
 
 
-def test_the_first_that_is_no_victim_is_to_blame():
+def test_first_failed_process_that_is_no_victim_is_blamed():
     victim, cause = Reporting(reports=[launcher.VICTIM]), Reporting(code=-9)
     assert blame_of(victim, cause, Reporting()).processes() == [cause]
 
@@ -82,7 +82,7 @@ def test_other_roles_that_end_with_the_training_are_not_blamed(known):
     assert blame_of(Reporting("ps 0", trains=False, **known)).processes() == []
 
 
-def test_who_is_started_again_is_not_to_blame():
+def test_restarted_process_is_not_blamed():
     one = Reporting(reports=[launcher.CAUSE])
     blame = FailureTracker()
     blame.hear(one)

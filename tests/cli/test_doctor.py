@@ -21,7 +21,7 @@ def doctor(*arguments, **settings):
     )
 
 
-def test_alone():
+def test_doctor_reports_versions_and_a_lone_process():
     ended = doctor()
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for subject in ("tfdist", "keras", "TensorFlow", "mpi4py", "MPI ", "CPU", "cluster"):
@@ -30,7 +30,7 @@ def test_alone():
     assert "a script started like this runs alone" in ended.stdout
 
 
-def test_gpus_that_there_are_not():
+def test_missing_gpus_are_reported_as_a_problem():
     ended = doctor("--gpu", CUDA_VISIBLE_DEVICES="-1")
     assert ended.returncode == 1
     assert "PROBLEM  GPU " in ended.stdout
@@ -45,7 +45,7 @@ def test_measures_between_tasks():
     assert "reachable" in ended.stdout
 
 
-def test_what_is_wrong_with_the_cluster():
+def test_unusable_addresses_of_the_cluster_are_reported():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         used = f"127.0.0.1:{taken.getsockname()[1]}"
         free = f"127.0.0.1:{harness.free_ports(1)[0]}"
@@ -59,7 +59,7 @@ def test_what_is_wrong_with_the_cluster():
     assert "→" in ended.stdout
 
 
-def test_bad_tf_config():
+def test_invalid_tf_config_is_reported():
     ended = doctor(TF_CONFIG="{")
     assert ended.returncode == 1
     assert "TF_CONFIG is not JSON" in ended.stdout

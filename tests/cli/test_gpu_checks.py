@@ -26,13 +26,13 @@ def test_the_driver_lists_gpus(monkeypatch):
     assert found[1].text == "Another, 40960 MiB, driver 580.1"
 
 
-def test_a_driver_without_gpus(monkeypatch):
+def test_driver_without_gpus_gives_a_note(monkeypatch):
     driver(monkeypatch, "", "No devices were found\n")
     (found,) = gpu_checks.listed()
     assert (found.level, found.text) == (Level.NOTE, "nvidia-smi finds no GPU: No devices were found")
 
 
-def test_no_driver(monkeypatch):
+def test_missing_driver_lists_no_gpus(monkeypatch):
     monkeypatch.setattr(gpu_checks.shutil, "which", lambda name: None)
     assert not list(gpu_checks.listed())
 
@@ -44,7 +44,7 @@ def test_no_driver(monkeypatch):
         (CUDA, "built for cuda 12.5.1, cudnn 9, finds no GPU", "which library TensorFlow lacks"),
     ],
 )
-def test_tensorflow_that_cannot_use_them(monkeypatch, build, text, advice):
+def test_tensorflow_without_gpu_access_is_a_problem(monkeypatch, build, text, advice):
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
     (found,) = gpu_checks.try_all()
     assert found.level is Level.PROBLEM
@@ -69,7 +69,7 @@ def gpu(monkeypatch):
 
 
 @pytest.mark.usefixtures("gpu")
-def test_what_is_right():
+def test_working_gpu_passes_all_checks():
     found = list(gpu_checks.try_all())
     assert [one.level for one in found] == [Level.OK] * 3
     assert "finds 1" in found[0].text
@@ -78,7 +78,7 @@ def test_what_is_right():
 
 
 @pytest.mark.usefixtures("gpu")
-def test_weights_that_are_wrong(monkeypatch):
+def test_weights_differing_from_the_cpus_are_a_problem(monkeypatch):
     monkeypatch.setattr(gpu_checks, "trained", lambda device: np.full(3, 1.0 if "GPU" in device else 1.1))
     *_, found = gpu_checks.try_all()
     assert (found.level, found.subject) == (Level.PROBLEM, "GPU:0")
@@ -86,7 +86,7 @@ def test_weights_that_are_wrong(monkeypatch):
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_gpu_that_cannot_compute(monkeypatch):
+def test_error_on_the_gpu_is_a_problem(monkeypatch):
     def full(device):
         raise tf.errors.ResourceExhaustedError(None, None, "out of memory\nand more")
 

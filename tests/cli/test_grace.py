@@ -88,7 +88,7 @@ def test_failing_rank_is_named_shown_and_its_code_passed_on(ended):
     assert "exited with code 1" in job.stderr
 
 
-def test_killed_rank(ended):
+def test_killed_rank_gives_its_signal_as_exit_code(ended):
     job = ended["is killed"].result()
     assert job.returncode == 128 + signal.SIGKILL
     assert "was killed by SIGKILL" in job.stderr
@@ -111,13 +111,13 @@ def test_rank_that_stands_still_is_named_with_what_the_others_say(ended):
     assert "tfdist run: rank 1 (process" in job.stderr
 
 
-def test_traceback_of_a_cause_that_does_not_end(ended):
+def test_traceback_of_a_hung_cause_is_shown(ended):
     """The other rank is lost by it, and ends long before."""
     job = ended["raises"].result()
     assert "[rank 1] ValueError: a mistake" in job.stderr, job.stderr
     assert "tfdist run: rank 1 (process" in job.stderr, job.stderr
 
 
-def test_the_others_keep_going(ended):
+def test_keep_going_lets_other_ranks_continue(ended):
     """Long after one has failed: until they are told to end."""
     assert ended["keeps going"].result() == (7, ["went on", "went on"])

@@ -25,7 +25,7 @@ def test_ports_are_different_and_free():
         socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_ports_where_the_kernel_leaves_few_to_others(monkeypatch):
+def test_ports_are_different_when_candidates_repeat(monkeypatch):
     monkeypatch.setattr(job, "_candidates", lambda: itertools.chain([1 << 14] * 3, itertools.repeat(0)))
     assert len(set(job._free_ports(5))) == 5
 
@@ -47,19 +47,19 @@ def of(workers, *processes):
     ("command", "how", "code"),
     [("exit 7", "exited with code 7", 7), ("kill -TERM $$", "was killed by SIGTERM", 128 + 15)],
 )
-def test_the_code_of_who_is_to_blame_is_the_jobs(capfd, command, how, code):
+def test_exit_code_is_that_of_the_blamed_process(capfd, command, how, code):
     one = ended(command)
     assert of(3, one, one, one)._report([one]) == code
     said = f"tfdist run: rank 1 (process {one.popen.pid}) {how}; the other processes were ended.\n"
     assert capfd.readouterr().err == said
 
 
-def test_alone_there_are_no_others(capfd):
+def test_report_of_a_single_process_mentions_no_others(capfd):
     of(1, ended("exit 1", "rank 0"))._report([ended("exit 1", "rank 0")])
     assert capfd.readouterr().err.endswith("exited with code 1.\n")
 
 
-def test_who_had_to_be_ended_gives_the_code_of_who_ended_by_it(capfd):
+def test_hung_process_is_named_with_its_victims_code(capfd):
     """The code of a process that was killed by the launcher says nothing."""
     still, victim = ended("kill -KILL $$", ended_by_us=True), ended("exit 5", name="rank 0", is_victim=True)
     assert of(2, still, victim)._report([still, victim]) == 5
@@ -71,7 +71,7 @@ def test_who_had_to_be_ended_gives_the_code_of_who_ended_by_it(capfd):
     ("command", "known"),
     [("exit 130", {}), ("kill -INT $$", {}), ("kill -TERM $$", {"ended_by_us": True}), ("exit 1", {"is_victim": True})],
 )
-def test_who_was_asked_to_end_has_not_failed(capfd, command, known):
+def test_interrupted_process_is_not_reported_as_failed(capfd, command, known):
     """Also one that takes longer than the grace, on a machine that is busy, or that ends as another has ended."""
     asked = ended(command, "rank 0", **known)
     job = of(1, asked)
@@ -80,7 +80,7 @@ def test_who_was_asked_to_end_has_not_failed(capfd, command, known):
     assert capfd.readouterr().err == "tfdist run: ended by SIGINT (Ctrl-C), as were the processes.\n"
 
 
-def test_who_had_failed_before_all_were_asked_to_end_is_named(capfd):
+def test_failure_before_an_interrupt_is_reported(capfd):
     failed = ended("exit 3", "rank 0")
     job = of(1, failed)
     job._asked_to_end_by = signal.SIGINT

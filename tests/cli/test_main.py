@@ -17,7 +17,7 @@ def commands():
     return next(action.choices for action in actions if isinstance(action, argparse._SubParsersAction))
 
 
-def test_the_page_has_every_command_option_and_variable():
+def test_documentation_lists_every_command_option_and_variable():
     sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL))
     found = {}
     for name, parser in commands().items():
@@ -30,7 +30,7 @@ def test_the_page_has_every_command_option_and_variable():
     assert set(re.findall(r"TFDIST_[A-Z_]+", sections["Environment variables"])) == used - {"TFDIST_REPORT_FD"}
 
 
-def test_a_test_runs_every_option():
+def test_every_option_occurs_in_a_test():
     """In the tests of its command."""
     texts = [path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py") if path.name != "test_main.py"]
     for name, parser in commands().items():
@@ -63,7 +63,7 @@ def test_wrong_arguments_end_with_the_usage(arguments, capsys):
 
 
 @pytest.mark.parametrize("option", [["--ps", "-1"], ["--evaluators", "one"]])
-def test_numbers_of_other_roles(option, capsys):
+def test_invalid_counts_of_other_roles_are_refused(option, capsys):
     with pytest.raises(SystemExit):
         main.main(["run", "-n", "2", *option, "script.py"])
     assert "expected a whole number, got" in capsys.readouterr().err

@@ -73,7 +73,7 @@ def test_lines_are_shown_with_their_rank(ranks):
     ],
 )
 @pytest.mark.parametrize("ends", [True, False])
-def test_line_ends(ranks, pieces, lines, ends):
+def test_line_ends_are_normalized(ranks, pieces, lines, ends):
     """Also where a child of the process still holds the pipe when all is over."""
     outputs, target = Outputs(), io.BytesIO()
     (rank,) = ranks(1)
@@ -87,7 +87,7 @@ def test_line_ends(ranks, pieces, lines, ends):
     assert target.getvalue() == b"".join(b"[rank 0] %b\n" % line for line in lines)
 
 
-def test_a_line_without_an_end_is_not_gathered_for_ever(ranks):
+def test_long_line_without_end_is_split(ranks):
     outputs, target = Outputs(), io.BytesIO()
     (rank,) = ranks(1)
     outputs.show("rank 0", rank.reading, target)
@@ -150,7 +150,7 @@ class Gone(io.BytesIO):
         raise BrokenPipeError
 
 
-def test_where_nobody_reads_the_processes_are_told(ranks):
+def test_closed_target_breaks_the_pipe_of_its_process(ranks):
     """Their own next write fails; what goes elsewhere goes on."""
     outputs, target = Outputs(), io.BytesIO()
     unread, read = ranks(2)
@@ -170,6 +170,6 @@ def test_where_nobody_reads_the_processes_are_told(ranks):
     assert target.getvalue() == b"[rank 1] b\n[rank 1] d\n"
 
 
-def test_a_run_that_never_began():
+def test_finish_without_start_returns():
     """As when the first process cannot be started."""
     Outputs().finish()

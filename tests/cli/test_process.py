@@ -22,7 +22,7 @@ def process():
     os.close(writing)
 
 
-def test_what_is_said_is_heard_once(process):
+def test_each_report_is_returned_once(process):
     one, writing = process
     assert one.said() == set()
     os.write(writing, b"a victim\nthe cause\n")
@@ -30,7 +30,7 @@ def test_what_is_said_is_heard_once(process):
     assert one.said() == set()
 
 
-def test_what_is_no_text_is_no_error(process):
+def test_undecodable_report_raises_no_error(process):
     one, writing = process
     os.write(writing, b"\xff\xfe\n")
     assert len(one.said()) == 1

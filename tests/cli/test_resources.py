@@ -23,7 +23,7 @@ def test_cores_are_shared_out(monkeypatch, cores, size, expected):
     assert [resources.cores_of(rank, size) for rank in range(size)] == expected
 
 
-def test_where_the_system_does_not_tell_the_cores(monkeypatch):
+def test_unknown_affinity_assigns_no_cores(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     assert resources.cores_of(0, 1) is None
 
@@ -38,7 +38,7 @@ def no_pools(monkeypatch):
     ("size", "cores", "machine", "intra", "inter"),
     [(2, [0, 1, 2], 6, 3, 3), (2, [0], 6, 1, 2), (4, None, 2, 1, 2), (2, None, 9, 4, 4), (3, None, None, 1, 2)],
 )
-def test_threads(no_pools, monkeypatch, size, cores, machine, intra, inter):
+def test_thread_pools_follow_cores_with_at_least_two_interop(no_pools, monkeypatch, size, cores, machine, intra, inter):
     """As many as there are cores; but always two that may wait in collectives."""
     monkeypatch.setattr(os, "cpu_count", lambda: machine)
     assert resources.thread_pools(size, cores) == {
@@ -48,7 +48,7 @@ def test_threads(no_pools, monkeypatch, size, cores, machine, intra, inter):
     }
 
 
-def test_what_the_user_has_set_stays(no_pools, monkeypatch):
+def test_thread_variables_set_by_the_user_are_kept(no_pools, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert set(resources.thread_pools(1, [0])) == {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"}
 
@@ -59,7 +59,7 @@ def test_gpus_are_dealt_out_in_turn(monkeypatch):
     assert found == ["3", "GPU-1a", "5", "3"]
 
 
-def test_no_gpus_are_wanted(monkeypatch):
+def test_empty_visible_devices_are_kept(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert resources.gpu_of(0) == {}
 
@@ -73,7 +73,7 @@ GPU 1: NVIDIA A100 (UUID: GPU-2)"""
     ("script", "expected"),
     [(f"echo '{LISTED}'", ["0", "1"]), ("echo 'No devices were found'", []), ("echo 'GPU 0: x'; exit 9", [])],
 )
-def test_gpus_that_the_driver_lists(monkeypatch, tmp_path, script, expected):
+def test_gpus_listed_by_the_driver_are_assigned(monkeypatch, tmp_path, script, expected):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
@@ -82,7 +82,7 @@ def test_gpus_that_the_driver_lists(monkeypatch, tmp_path, script, expected):
     assert resources.gpu_of(1) == ({"CUDA_VISIBLE_DEVICES": expected[1]} if expected else {})
 
 
-def test_without_a_driver(monkeypatch, tmp_path):
+def test_missing_driver_assigns_no_gpus(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert resources.gpu_of(0) == {}

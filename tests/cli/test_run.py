@@ -30,7 +30,7 @@ def script(tmp_path):
 RANK = "import json, os, sys, time, signal; rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
 
 
-def test_each_process_gets_its_own_place(script):
+def test_each_process_gets_its_own_rank_and_cores(script):
     path = script(
         RANK + "print(json.dumps([rank, sys.argv[1:], os.environ['TFDIST_SECRET'], os.environ['TF_CONFIG'],"
         "sorted(os.sched_getaffinity(0))]))"
@@ -47,27 +47,27 @@ def test_each_process_gets_its_own_place(script):
         assert not set(found[0][4]) & set(found[1][4]), "two processes share a core"
 
 
-def test_all_cores_and_a_module(script, tmp_path):
+def test_module_runs_with_all_cores(script, tmp_path):
     Path(script(RANK + "print('may use', sorted(os.sched_getaffinity(0)))"))
     options = ["--processes", "2", "--cores", "all", "--output", "all", "--module", "script"]
     ended = tfdist("run", *options, PYTHONPATH=str(tmp_path))
     assert ended.stdout.count(f"may use {sorted(os.sched_getaffinity(0))}") == 2, ended.stdout + ended.stderr
 
 
-def test_more_processes_than_cores(script):
+def test_more_processes_than_cores_can_run(script):
     count = len(os.sched_getaffinity(0)) + 1
     ended = tfdist("run", "-n", str(count), "--output", "all", script(RANK + "print('up', rank)"))
     assert ended.returncode == 0
     assert ended.stdout.count("up") == count
 
 
-def test_only_the_chief_is_heard(script):
+def test_only_the_chiefs_output_is_shown(script):
     ended = tfdist("run", "-n", "3", script(RANK + "print('this is', rank)"))
     assert ended.stdout == "this is 0\n"
     assert ended.stderr == ""
 
 
-def test_exit_code(script):
+def test_exit_code_of_a_failed_rank_is_returned(script):
     assert tfdist("run", "-n", "2", script(RANK + "sys.exit(7 if rank == 0 else 0)")).returncode == 7
 
 
@@ -128,7 +128,7 @@ def _await_files(folder, count):
         time.sleep(0.02)
 
 
-def test_what_cannot_be_started():
+def test_missing_scripts_and_invalid_counts_are_refused():
     ended = tfdist("run", "-n", "2", "no_such_script.py")
     assert ended.returncode == 2
     assert "there is no file no_such_script.py" in ended.stderr
@@ -174,7 +174,7 @@ def test_all_output_arrives_where_it_belongs(script):
             assert err == [f"[rank {rank}] err {number}" for number in range(2000)]
 
 
-def test_bytes_that_are_no_text_and_progress_bars(script):
+def test_undecodable_bytes_and_progress_bars_are_shown(script):
     path = script(RANK + "sys.stdout.buffer.write(b'\\xff\\xfe\\n1/2\\r2/2\\r\\nx\\n')")
     ended = subprocess.run(
         [sys.executable, "-m", "tfdist.cli", "run", "-n", "1", "--output", "all", path],
@@ -203,7 +203,7 @@ def test_a_reader_that_goes_away_ends_the_job(script):
     assert "exited with code" in ended.stderr
 
 
-def test_what_is_not_kept_is_said_and_can_be(script, tmp_path):
+def test_omitted_lines_are_mentioned_and_kept_with_logs(script, tmp_path):
     path = script(RANK + "for number in range(1000): print('line', number)\nsys.exit(rank)")
     ended = tfdist("run", "-n", "2", path)
     lines = ended.stderr.splitlines()
@@ -232,7 +232,7 @@ if rank == "1" and count < int(sys.argv[2]):
 
 
 @pytest.mark.parametrize(("failures", "code"), [(2, 0), (3, 128 + 9)])
-def test_processes_that_fail_are_started_again_so_many_times(tmp_path, failures, code):
+def test_failed_process_is_restarted_up_to_the_limit(tmp_path, failures, code):
     program = tmp_path / "program.py"
     program.write_text(RESTARTED)
     arguments = ["--restarts", "2", "--output", "all", str(program), str(tmp_path), str(failures)]
@@ -262,7 +262,7 @@ launcher.tell(launcher.ENTERED)
 """
 
 
-def test_what_is_started_again_when_the_others_have_ended_is_ended(tmp_path):
+def test_restarted_process_is_ended_when_training_is_over(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(ENDED)
     ended = harness.tfdist("run", "-n", "3", "--restarts", "2", str(program), str(tmp_path))

@@ -21,13 +21,13 @@ def served(monkeypatch):
     return found
 
 
-def test_the_task_of_tf_config(served, monkeypatch):
+def test_task_is_read_from_tf_config(served, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": JOBS, "task": {"type": "ps", "index": 1}}))
     assert main.main(["serve"]) == 0
     assert str(served[0].task) == "ps 1 (host2:2)"
 
 
-def test_the_task_of_the_arguments(served):
+def test_task_is_read_from_arguments(served):
     assert main.main(["serve", "--cluster", json.dumps(JOBS), "--index", "1"]) == 0
     assert main.main(["serve", "--cluster", json.dumps(JOBS)]) == 0
     assert [str(cluster.task) for cluster in served] == ["ps 1 (host2:2)", "ps 0 (host1:1)"]
@@ -43,7 +43,7 @@ def test_the_task_of_the_arguments(served):
         (["--cluster", json.dumps(JOBS), "--import", "no_such"], "--import no_such: No module named"),
     ],
 )
-def test_what_is_wrong_is_told(served, capsys, arguments, words):
+def test_invalid_arguments_are_refused_with_a_message(served, capsys, arguments, words):
     assert main.main(["serve", *arguments]) == 1
     assert words in capsys.readouterr().err
     assert served == []

@@ -52,7 +52,7 @@ def trained(keys=None):
 
 
 @pytest.mark.parametrize("secret", [b"", b"the job's secret"])
-def test_a_table_of_workers(secret):
+def test_workers_are_listed_in_a_table(secret):
     """The last push was read before the three others."""
     with trained(Keys.of_secret(secret)) as (server, _):
         ended = command(server.address, "--once", **({"TFDIST_SECRET": secret.decode()} if secret else {}))
@@ -77,7 +77,7 @@ def test_rates_are_those_since_the_last_look():
     assert "5.0" in next(line for line in text.splitlines() if "task 0" in line)
 
 
-def test_it_looks_again_until_it_is_interrupted():
+def test_status_refreshes_until_interrupted():
     """On a terminal, where one table takes the place of another."""
     screen, terminal = pty.openpty()
     with trained() as (server, _), open(screen, "rb", buffering=0) as seen:
@@ -99,7 +99,7 @@ def test_it_looks_again_until_it_is_interrupted():
             looking.wait()
 
 
-def test_nothing_is_trained_yet():
+def test_server_without_a_model_is_reported():
     with serving() as server:
         assert "No worker has begun a model yet" in command(server.address, "--once").stdout
 
@@ -111,7 +111,7 @@ def told(capsys, address, monkeypatch, seconds=1.0):
     return capsys.readouterr().err
 
 
-def test_nothing_listens(capsys, monkeypatch):
+def test_address_without_listener_is_reported(capsys, monkeypatch):
     """As when the job has ended, or at a worker's address."""
     (port,) = harness.free_ports(1)
     text = told(capsys, f"127.0.0.1:{port}", monkeypatch)
@@ -119,7 +119,7 @@ def test_nothing_listens(capsys, monkeypatch):
     assert 'those of the job "ps" in TF_CONFIG' in text
 
 
-def test_the_chiefs_address(capsys, monkeypatch):
+def test_address_of_the_chief_is_reported(capsys, monkeypatch):
     with rendezvous.listen("127.0.0.1:0") as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         server = rendezvous.ServerProcess(listener, ["chief 0", "ps 0"], 1, "", b"", Timeouts(), is_elastic=True)
@@ -129,7 +129,7 @@ def test_the_chiefs_address(capsys, monkeypatch):
             server.close(0.1)
 
 
-def test_another_programs_address(capsys, monkeypatch):
+def test_address_of_another_program_is_reported(capsys, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         thread = threading.Thread(target=lambda: listener.accept()[0].sendall(b"HTTP/1.1"), daemon=True)
@@ -138,14 +138,14 @@ def test_another_programs_address(capsys, monkeypatch):
         thread.join(100)
 
 
-def test_another_secret(capsys, monkeypatch):
+def test_different_secret_is_reported(capsys, monkeypatch):
     """CURVE does not tell it from a server that is gone."""
     with serving(keys=Keys.of_secret(b"a secret")) as server:
         assert "it has another secret (TFDIST_SECRET)" in told(capsys, server.address, monkeypatch, 0.3)
 
 
 @pytest.mark.parametrize("address", ["host", ":2222", "host:port"])
-def test_what_is_no_address(capsys, monkeypatch, address):
+def test_invalid_address_is_reported(capsys, monkeypatch, address):
     assert f"expected host:port of a parameter server; got {address!r}" in told(capsys, address, monkeypatch)
 
 

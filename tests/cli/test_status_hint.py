@@ -15,7 +15,7 @@ def forbidden(name):
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_the_command_has_the_address_and_leads_to_the_secret(capsys, monkeypatch, in_memory):
+def test_printed_command_names_address_and_private_secret_file(capsys, monkeypatch, in_memory):
     """Which nobody else may read, and which goes with the job."""
     monkeypatch.delenv("TFDIST_SECRET", raising=False)
     if not in_memory:
@@ -33,7 +33,7 @@ def test_the_command_has_the_address_and_leads_to_the_secret(capsys, monkeypatch
     assert not os.path.exists(path)
 
 
-def test_the_file_goes_with_a_job_that_fails(capsys):
+def test_secret_file_is_removed_when_the_job_fails(capsys):
     paths = []
 
     def interrupted():
@@ -46,6 +46,6 @@ def test_the_file_goes_with_a_job_that_fails(capsys):
     assert not os.path.exists(paths[0])
 
 
-def test_a_job_without_servers_says_nothing(capsys):
+def test_job_without_servers_prints_no_hint(capsys):
     with status_hint.told(TASKS[:1], "the secret"):
         assert capsys.readouterr().err == ""

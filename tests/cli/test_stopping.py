@@ -62,7 +62,7 @@ def test_ctrl_z_stops_the_ranks_as_well_and_fg_continues_them(tmp_path):
     harness.assert_nothing_left()
 
 
-def test_ctrl_c_is_one_line_a_rank(tmp_path):
+def test_ctrl_c_prints_one_line_per_rank(tmp_path):
     """And one of the launcher: nobody has failed, and no rank's last output is shown."""
     script = harness.PROGRAMS / "endless_sums.py"
     command = [sys.executable, "-m", "tfdist.cli", "run", "-n", "2", "--output", "all", str(script)]

@@ -70,7 +70,7 @@ async def is_closed(reader):
         return True
 
 
-def test_who_proves_itself_is_served_until_it_goes():
+def test_admitted_task_is_served_until_it_disconnects():
     house = House()
 
     async def visit():
@@ -89,7 +89,7 @@ def test_who_proves_itself_is_served_until_it_goes():
 
 
 @pytest.mark.parametrize("said", [b"\n", b"x" * 1000, b"x" * 1000 + b"\n"])
-def test_who_does_not_is_not_answered(said):
+def test_connection_without_valid_handshake_is_closed(said):
     """Nothing, or a line that is longer than is read before the handshake's end."""
     house = House()
 
@@ -133,7 +133,7 @@ def test_a_silent_connection_is_closed(monkeypatch):
     house.run(visit)
 
 
-def test_the_connection_that_has_waited_longest_is_closed():
+def test_oldest_unproven_connection_is_closed_at_the_limit():
     house = House(tasks=MANY)
 
     async def visit():

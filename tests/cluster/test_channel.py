@@ -76,14 +76,14 @@ def test_a_request_gets_its_own_reply(ends):
     answering.join(DEADLINE)
 
 
-def test_a_reply_with_an_error(ends):
+def test_error_reply_raises_rendezvous_error(ends):
     ends.channel.ask(get, lambda value: None)
     ends.say(Reply(1, error="task 3 has failed"))
     with pytest.raises(RendezvousError, match="task 3 has failed"):
         ends.channel.request(get, DEADLINE)
 
 
-def test_other_messages_are_passed_on(ends):
+def test_messages_other_than_replies_go_to_the_handler(ends):
     ends.say(Ping())
     ends.say(Over())
     assert [ends.heard.get(timeout=DEADLINE) for _ in range(2)] == [Ping(), Over()]
@@ -97,7 +97,7 @@ def test_requests_have_deadlines_and_end_with_a_failure(ends):
         ends.channel.request(get, DEADLINE)
 
 
-def test_the_end_of_the_connection(ends):
+def test_closed_connection_is_reported_as_lost_peer(ends):
     ends.server.shutdown(socket.SHUT_RDWR)
     error, died = ends.failure()
     assert isinstance(error, PeerLostError)
@@ -128,7 +128,7 @@ def test_closing_is_no_failure(ends):
         ends.failed.get(timeout=0.05)
 
 
-def test_nobody_waits_for_a_reply_after_the_end(ends):
+def test_request_after_the_end_raises_at_once(ends):
     """The listener may not take the end for a failure, as the job is over."""
     ends.server.shutdown(socket.SHUT_RDWR)
     ends.failure()

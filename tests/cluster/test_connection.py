@@ -27,7 +27,7 @@ def job():
         (SECRET, "of another", "refused this task: another cluster spec"),
     ],
 )
-def test_refused(job, secret, digest, words):
+def test_refused_task_raises_with_the_reason(job, secret, digest, words):
     one = control(job.address, 0, secret)
     one.claims = claims_of(0, digest=digest)
     with contextlib.closing(one), pytest.raises(RendezvousError, match=words):
@@ -56,7 +56,7 @@ def test_two_tasks_of_one_index(job):
         ),
     ],
 )
-def test_what_answers_is_not_this_jobs_server(answer, words):
+def test_invalid_or_unproven_server_answer_raises(answer, words):
     with contact(answer) as one, pytest.raises(RendezvousError, match=words):
         one.enter()
 
@@ -76,7 +76,7 @@ def test_the_secret_does_not_cross_the_wire():
         assert SECRET not in line
 
 
-def test_nobody_answers():
+def test_unreachable_server_raises_after_start_timeout():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     with contextlib.closing(control(address, 1, start=0.15)) as one:
@@ -85,7 +85,7 @@ def test_nobody_answers():
             one.enter()
 
 
-def test_a_server_that_closes_is_tried_again():
+def test_failed_handshake_is_retried_until_start_timeout():
     """As a scheduler starts the chief again; the last reason is told."""
     connections = []
 

@@ -80,7 +80,7 @@ def test_all_ranks_wait_for_each_other():
                 one.close()
 
 
-def test_who_waits_is_told_when_the_job_fails_before_its_start():
+def test_waiting_rank_raises_when_the_chief_dies_before_start():
     with serving(3) as job, contextlib.closing(control(job.address, 1)) as one:
         joining = []
         thread = threading.Thread(target=lambda: joining.append(raised(lambda: enter_and_bind(one, 3))))
@@ -94,7 +94,7 @@ def test_who_waits_is_told_when_the_job_fails_before_its_start():
         assert "the chief, died before the job started" in str(joining[0])
 
 
-def test_refusals_and_who_is_missing_are_logged(job, caplog):
+def test_refusals_are_logged_once_with_the_missing_tasks(job, caplog):
     with contextlib.closing(control(job.address, 0)) as one:
         one.enter()
         thread = threading.Thread(target=one.bind, args=(0, 2))
@@ -115,7 +115,7 @@ def test_refusals_and_who_is_missing_are_logged(job, caplog):
 # Asking.
 
 
-def test_gather_barrier_and_values(job):
+def test_gather_orders_values_and_published_values_are_found(job):
     def work(one, rank):
         gathered = one.gather("places", {"rank": rank}, (1, 0))
         if rank == 0:
@@ -139,14 +139,14 @@ def test_a_value_is_waited_for(job):
             one.look_up("nobody's", timeout=0.05)
 
 
-def test_who_waits_for_a_task_that_fails_is_told(job):
+def test_gather_with_a_failed_task_raises(job):
     with connected(job.address) as (one, _), enter_evaluator(job) as evaluator:
         evaluator.say(messages.Fails("ValueError: no", mismatch=False))
         with pytest.raises(RendezvousError, match="evaluator 0, process 1000 on hostNone, failed: ValueError: no"):
             one.gather("values", None, (0, evaluator.number))
 
 
-def test_many_threads_ask_at_once(job):
+def test_concurrent_requests_get_their_own_replies(job):
     """Each gets the answer to its own question."""
     with connected(job.address) as (one, _):
         for number in range(20):
@@ -155,7 +155,7 @@ def test_many_threads_ask_at_once(job):
         assert found == [str(number) for number in range(20)]
 
 
-def test_answers_to_a_callback(job):
+def test_ask_passes_the_reply_to_a_callback(job):
     answers, came = [], threading.Event()
     with connected(job.address) as (one, _):
         one.ask(lambda number: Get(number, "none", wait=False), lambda value: (answers.append(value), came.set()))
@@ -174,7 +174,7 @@ def test_no_answer_in_time(job):
         one.request(alone, timeout=0.05)
 
 
-def test_a_late_answer_may_be_given_up(job, monkeypatch):
+def test_late_callback_can_abort_a_request(job, monkeypatch):
     monkeypatch.setattr("tfdist.cluster.channel._LATE_SECONDS", 0.01)
     waited = []
 
@@ -191,7 +191,7 @@ def test_a_late_answer_may_be_given_up(job, monkeypatch):
 # What became of the others.
 
 
-def test_a_task_that_dies(job):
+def test_peer_death_fails_the_job_and_pending_requests(job):
     with contextlib.closing(control(job.address, 0)) as one:
         thread = threading.Thread(target=enter_and_bind, args=(one, 2))
         thread.start()
@@ -216,7 +216,7 @@ def test_a_task_that_dies(job):
             one.barrier("another", (0, 1))
 
 
-def test_an_error_that_a_task_tells(job):
+def test_reported_failure_fails_the_job_on_all_ranks(job):
     with connected(job.address) as (first, second):
         second.tell_failure(ValueError("no"))
         for one in (first, second):
@@ -226,7 +226,7 @@ def test_an_error_that_a_task_tells(job):
             assert not one.peer_died
 
 
-def test_an_error_of_tfdists_is_told_in_its_own_words(job):
+def test_tfdist_error_is_forwarded_without_class_name_and_shortened(job):
     with connected(job.address) as (first, second):
         second.tell_failure(TfdistError("rank 1 waited. " + "x" * 2000))
         why = str(failure_of(first))
@@ -234,7 +234,7 @@ def test_an_error_of_tfdists_is_told_in_its_own_words(job):
         assert len(why) < 1200, "it is cut"
 
 
-def test_different_data(job):
+def test_mismatch_error_reaches_all_ranks(job):
     with connected(job.address) as (first, second):
         first.tell_failure(MismatchError("ranks differ in sum"))
         for one in (first, second):
@@ -256,7 +256,7 @@ def test_the_first_reason_counts(job):
         assert heard == ["first"]
 
 
-def test_farewell(job):
+def test_all_ranks_leave_and_the_server_ends(job):
     with connected(job.address) as (first, second):
         second.leave(None, {0: 7})
         first.leave(None, {0: 7})
@@ -283,13 +283,13 @@ def test_a_task_that_has_left_may_close_its_connection_at_once():
         assert len(first.departed) == 30
 
 
-def test_a_script_that_ends_with_an_error(job):
+def test_leaving_with_an_error_fails_the_other_ranks(job):
     with connected(job.address) as (first, second):
         second.leave("KeyError: 'x'", {})
         assert str(failure_of(first)).endswith("failed: KeyError: 'x'")
 
 
-def test_the_server_goes(job):
+def test_lost_server_is_reported_as_killed(job):
     with connected(job.address) as (one, _):
         job.close()
         assert "is gone: its process, on the chief's machine, was killed" in str(failure_of(one))
@@ -313,7 +313,7 @@ def admitted(then):
 
 
 @pytest.mark.parametrize("line", [b"no JSON\n", b'{"type": "failed"}\n', b'{"type": "left", "task": 1}\n'])
-def test_what_no_server_says_ends_the_job(line):
+def test_invalid_server_message_fails_the_job(line):
     heard, came = [], threading.Event()
 
     def then(connection, lines):
@@ -438,7 +438,7 @@ def test_a_rank_that_is_lost_is_an_event_for_other_tasks(job):
 
 
 @pytest.mark.parametrize(("bound", "what_to_do"), [(False, "end it, and start the task again."), (True, "end it.")])
-def test_who_wakes_up_and_was_taken_for_lost_is_told(bound, what_to_do):
+def test_resumed_process_learns_that_others_consider_it_lost(bound, what_to_do):
     """And not that the server is gone, which has closed the connection."""
 
     def then(connection, lines):
@@ -483,7 +483,7 @@ def logged():
     logging.getLogger("tfdist").removeHandler(handler)
 
 
-def test_what_is_said_of_collectives(job, logged):
+def test_attendant_receives_join_invite_and_stall_messages(job, logged):
     with connected(job.address) as controls:
         first, second = (Listener(one) for one in controls)
         for one in (first, second):

@@ -68,7 +68,7 @@ def test_a_number_is_told_when_all_members_have_asked(job):
     assert job.numbers(1) == [0]
 
 
-def test_different_signatures(job):
+def test_different_signatures_fail_the_job(job):
     job.agree(0, "a", "float32 (3,)")
     job.agree(1, "a", "float32 (4,)")
     assert job.failures[0][0].startswith("ranks differ in a: rank 0 has float32 (3,), rank 1 has float32 (4,)")
@@ -83,7 +83,7 @@ def test_a_mismatch_concerns_the_members_of_its_group(job):
     assert [members for _, members in job.failures[1:]] == [(0, 1)]
 
 
-def test_ranks_that_wait_for_each_other_are_told_although_another_computes(job):
+def test_deadlock_of_two_ranks_is_reported_while_third_computes(job):
     job.agree(0, "a")
     job.agree(1, "b")
     job.stand(0, "a", None, 0, {})
@@ -95,7 +95,7 @@ def test_ranks_that_wait_for_each_other_are_told_although_another_computes(job):
 
 
 @pytest.mark.parametrize("of_third", ["a", "b", "c"])
-def test_calls_that_nobody_has_begun_are_errors_and_do_not_count(job, of_third):
+def test_deadlocked_calls_not_begun_are_refused_without_job_failure(job, of_third):
     keys = ["a", "b", of_third]
     for rank, key in enumerate(keys):
         job.agree(rank, key)
@@ -113,7 +113,7 @@ def test_calls_that_nobody_has_begun_are_errors_and_do_not_count(job, of_third):
     assert number >= 2, "numbers are not used again"
 
 
-def test_a_rank_whose_report_is_old_has_begun_to_send(job):
+def test_deadlock_after_an_outdated_report_fails_the_job(job):
     """The rank stood still until the other ranks came, and has not reported yet that it goes on."""
     for rank in range(3):
         job.agree(rank, "c")
@@ -127,7 +127,7 @@ def test_a_rank_whose_report_is_old_has_begun_to_send(job):
 
 
 @pytest.mark.parametrize("why", ["another call is under way", "a number is known", "a rank has joined"])
-def test_what_may_have_begun_is_not_undone(why):
+def test_deadlocked_calls_that_may_have_begun_fail_the_job(why):
     job = Job(2)
     if why == "a rank has joined":
         job = Job(3)
@@ -142,13 +142,13 @@ def test_what_may_have_begun_is_not_undone(why):
     assert "rank 0 waits in a; rank 1 waits in b." in job.failures[0][0]
 
 
-def test_ranks_in_known_collectives_that_wait_for_each_other(job):
+def test_deadlock_in_numbered_collectives_fails_the_job(job):
     job.stand(0, "a", 0, 5, {0: 6, 1: 2})
     job.stand(1, "b", 1, 2, {0: 5, 1: 3})
     assert "rank 0 waits in a; rank 1 waits in b." in job.failures[0][0]
 
 
-def test_ranks_of_a_collective_that_a_third_is_late_for_do_not_wait_for_each_other(job):
+def test_waiting_for_a_late_third_rank_is_no_deadlock(job):
     job.stand(0, "a", 0, 5, {0: 6})
     job.stand(1, "a", 0, 5, {0: 6})
     assert not job.failures
@@ -157,7 +157,7 @@ def test_ranks_of_a_collective_that_a_third_is_late_for_do_not_wait_for_each_oth
     assert not job.failures, "rank 1's report is old, and does not lack what rank 0 waited for"
 
 
-def test_a_circle_of_groups(job):
+def test_deadlock_around_a_circle_of_groups_is_reported(job):
     job.stand(0, "a", 0, 0, {0: 1}, members=(0, 1))
     job.stand(1, "b", 1, 0, {1: 1}, members=(1, 2))
     assert not job.failures
@@ -184,7 +184,7 @@ def test_a_joined_rank_is_not_waited_for_and_is_invited(job):
     assert all(job.told[rank][-1] == AllJoined(0) for rank in range(3))
 
 
-def test_a_stall_is_explained(job):
+def test_stall_explanation_lists_posted_calls_and_missing_ranks(job):
     job.coordination.ask()
     assert job.coordination.concerned() == {0, 1, 2}
     assert all(job.told[rank] == [Report()] for rank in range(3))

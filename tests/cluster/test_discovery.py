@@ -27,7 +27,7 @@ def test_resolver_of_tf_config():
     assert spec.from_resolver(found) == spec.from_resolver(resolver(found.cluster_spec().as_dict(), "worker", 3))
 
 
-def test_what_is_no_resolver():
+def test_invalid_resolver_raises_type_error():
     with pytest.raises(TypeError, match=r"cluster_resolver must be a .*; got 'worker'"):
         discovery.discover("worker")
 
@@ -44,7 +44,7 @@ def test_resolver_of_a_process_alone():
     assert not found.cluster_spec()
 
 
-def test_strategy_gives_it():
+def test_strategy_exposes_its_cluster_resolver():
     import tfdist
 
     strategy = tfdist.AllReduceStrategy()
@@ -54,7 +54,7 @@ def test_strategy_gives_it():
 
 
 @pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID"])
-def test_what_srun_would_not_set_is_an_error(monkeypatch, name):
+def test_non_numeric_slurm_variable_raises(monkeypatch, name):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     monkeypatch.setenv(name, "two")
     with pytest.raises(ClusterSpecError, match=f"{name} must be a number, as srun sets it; got 'two'"):

@@ -71,7 +71,7 @@ def test_handler_of_the_user_is_left_alone(watch):
 
 
 @pytest.mark.multiprocess
-def test_step_of_tensorflow_that_fails_by_an_interrupt():
+def test_interrupted_tensorflow_step_raises_keyboard_interrupt():
     """Before Python 3.12 pybind11 said "MISMATCH of original and normalized active exception types" instead."""
     (ends,) = harness.results(harness.run([str(harness.PROGRAMS / "interrupted.py")], 1))
     assert sum(count for name, count in ends.items() if "KeyboardInterrupt" in name) >= 90, ends

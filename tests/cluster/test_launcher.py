@@ -16,12 +16,12 @@ def test_without_a_launcher_a_process_is_alone():
 
 
 @pytest.mark.parametrize("name", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"])
-def test_size(monkeypatch, name):
+def test_size_is_read_from_launcher_variables(monkeypatch, name):
     monkeypatch.setenv(name, "12")
     assert launcher.size() == 12
 
 
-def test_what_is_no_number_is_passed_over(monkeypatch):
+def test_invalid_size_variables_are_ignored(monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "-3")
     assert launcher.size() == 1
@@ -29,7 +29,7 @@ def test_what_is_no_number_is_passed_over(monkeypatch):
     assert launcher.size() == 4
 
 
-def test_tell(monkeypatch):
+def test_reports_are_written_to_the_launchers_descriptor(monkeypatch):
     reading, writing = os.pipe()
     monkeypatch.setenv(launcher.REPORT, str(writing))
     launcher.report_to_launcher(launcher.VICTIM)
@@ -40,7 +40,7 @@ def test_tell(monkeypatch):
 
 
 @pytest.mark.parametrize("value", [None, "", "no number", "-1"])
-def test_nobody_to_tell(monkeypatch, value):
+def test_missing_or_invalid_report_descriptor_is_ignored(monkeypatch, value):
     if value is not None:
         monkeypatch.setenv(launcher.REPORT, value)
     launcher.report_to_launcher(launcher.CAUSE)

@@ -57,7 +57,7 @@ FROM_SERVER = [
     + [(messages.answer, answer) for answer in (messages.Welcome(1, "job", "p"), messages.Refused("why"))],
     ids=lambda value: type(value).__name__,
 )
-def test_a_message_is_one_line_that_says_it_again(decode, message):
+def test_message_is_encoded_as_one_line_and_decoded_equal(decode, message):
     line = messages.encode(message)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1

@@ -15,7 +15,7 @@ from tfdist.cluster.pmi import mapping_of
         ((0, 0, 0, 1), "(vector,(0,1,3),(1,1,1))"),
     ],
 )
-def test_mapping(nodes, mapping):
+def test_mapping_lists_blocks_of_ranks_per_node(nodes, mapping):
     assert mapping_of(nodes) == mapping
 
 

@@ -2,7 +2,7 @@ from tests.cluster.serving import claims_of
 from tfdist.cluster import proof
 
 
-def test_a_proof_is_of_one_secret_side_challenge_and_statement():
+def test_proof_depends_on_secret_side_challenge_and_claims():
     nonces = (proof.nonce(), proof.nonce())
     proven = proof.prove(b"secret", "task", nonces, claims_of(1))
     assert proof.is_proven(proven, proof.prove(b"secret", "task", nonces, claims_of(1)))

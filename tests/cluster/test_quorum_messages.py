@@ -16,6 +16,6 @@ from tfdist.cluster.quorum_messages import Enlisted, Meeting, Outcome, Partner
         Outcome(False),
     ],
 )
-def test_what_a_reply_says_is_read_again(value):
+def test_reply_value_is_decoded_equal(value):
     reply = from_server(encode(Reply(1, msgspec.to_builtins(value))))
     assert msgspec.convert(reply.value, type(value)) == value

@@ -104,7 +104,7 @@ def test_a_round_begins_when_all_that_are_awaited_are_ready():
         }
 
 
-def test_after_the_grace_a_quorum_begins_and_who_is_late_takes_the_new_state():
+def test_quorum_starts_after_grace_and_late_task_gets_new_state():
     job = Job().begun(0, 1, 2)
     requests = [job.ready(task) for task in (0, 1)]
     assert [one[0] for one in job.running] == [GRACE]
@@ -121,7 +121,7 @@ def test_after_the_grace_a_quorum_begins_and_who_is_late_takes_the_new_state():
     assert job.meets(2, job.ready(2, 2)) == [0, 1, 2]
 
 
-def test_grace_begins_with_the_quorum_and_one_that_is_over_begins_no_other_round():
+def test_grace_of_an_earlier_round_starts_no_later_round():
     job = Job().begun(0, 1, 2)
     first = job.ready(0)
     assert not job.running
@@ -137,7 +137,7 @@ def test_grace_begins_with_the_quorum_and_one_that_is_over_begins_no_other_round
     assert job.meets(0, second[0]) == [0, 1]
 
 
-def test_a_task_that_was_left_out_is_not_awaited_again_before_it_shows_up():
+def test_excluded_task_is_not_awaited_before_it_is_back():
     job = Job().begun(0, 1, 2)
     for task in (0, 1):
         job.ready(task)
@@ -148,7 +148,7 @@ def test_a_task_that_was_left_out_is_not_awaited_again_before_it_shows_up():
     assert job.meets(0, requests[0]) == [0, 1]
 
 
-def test_a_round_counts_for_all_or_for_nobody():
+def test_lost_task_aborts_the_round_for_all():
     job = Job().begun(0, 1, 2)
     for task in range(3):
         job.ready(task)
@@ -165,7 +165,7 @@ def test_a_round_counts_for_all_or_for_nobody():
     assert [job.answer(task, outcomes[task])["counts"] for task in (0, 1)] == [True, True]
 
 
-def test_who_dies_when_it_has_all_does_not_undo_the_round():
+def test_task_lost_after_finishing_does_not_abort_the_round():
     job = Job().begun(0, 1)
     for task in (0, 1):
         job.ready(task)
@@ -206,7 +206,7 @@ def test_a_partner_that_does_not_have_everything_in_time_is_left_out():
     assert job.answer(1, job.have(1, 2))["counts"]
 
 
-def test_who_is_needed_for_a_quorum_is_not_left_out():
+def test_task_needed_for_the_quorum_is_not_excluded():
     job = Job(quorum=2).begun(0, 1)
     for task in (0, 1):
         job.ready(task)
@@ -217,7 +217,7 @@ def test_who_is_needed_for_a_quorum_is_not_left_out():
     assert job.answer(1, job.have(1, 1))["counts"]
 
 
-def test_who_was_left_out_is_needed_when_another_one_is_lost():
+def test_excluded_task_is_included_again_when_another_is_lost():
     job = Job(quorum=2).begun(0, 1, 2)
     for task in range(3):
         job.ready(task)
@@ -228,7 +228,7 @@ def test_who_was_left_out_is_needed_when_another_one_is_lost():
     assert job.meets(0, first) == job.meets(2, late) == [0, 2]
 
 
-def test_nobody_waits_for_one_that_has_left_or_was_not_there():
+def test_round_does_not_wait_for_departed_or_outdated_tasks():
     job = Job().begun(0, 1, 2, 3)
     job.quorums.gone(3, lost=False)
     job.ready(0)
@@ -248,7 +248,7 @@ def test_the_end_of_an_epoch_is_told_to_all():
     assert job.answer(1, job.have(1, 1)) == {"counts": True, "ends": True}
 
 
-def test_epochs_of_those_that_come_later():
+def test_late_tasks_learn_the_epoch_of_each_fit():
     job = Job().begun(0)
     assert job.answer(1, job.hear(1, Where, 0)) == 0
     job.quorums.heard(0, Epoch(0, 3))
@@ -262,7 +262,7 @@ def test_epochs_of_those_that_come_later():
 
 
 @pytest.mark.parametrize(("lost", "epoch"), [(True, 0), (False, 3)])
-def test_training_begins_anew_when_the_last_one_that_has_a_state_is_lost(lost, epoch):
+def test_training_restarts_when_the_last_task_with_state_is_lost(lost, epoch):
     job = Job().begun(0)
     job.quorums.heard(0, Epoch(0, 3))
     job.quorums.gone(0, lost)
@@ -280,7 +280,7 @@ def test_older_states_are_used_when_the_newer_ones_are_lost():
     assert job.meets(1, job.ready(1)) == [1]
 
 
-def test_who_has_gone_astray_takes_the_state_of_the_one_that_came_first():
+def test_task_with_different_checksum_restores_the_first_tasks_state():
     job = Job().begun(1, 2, 0)
     requests = {task: job.ready(task, checksum=int(task == 0)) for task in range(3)}
     assert job.answer(0, requests[0]) == {"attempt": 0, "partners": (), "over": False, "epoch": 0, "astray": True}
@@ -289,7 +289,7 @@ def test_who_has_gone_astray_takes_the_state_of_the_one_that_came_first():
     assert job.meets(0, job.ready(0, checksum=0)) == job.meets(1, requests[1]) == [0, 1, 2]
 
 
-def test_nobody_waits_for_one_astray_longer_than_for_others():
+def test_diverged_task_is_awaited_for_the_grace_only():
     job = Job(quorum=1).begun(0, 1)
     own = job.ready(0)
     job.ready(1, checksum=2)
@@ -298,7 +298,7 @@ def test_nobody_waits_for_one_astray_longer_than_for_others():
     assert job.meets(0, own) == [0]
 
 
-def test_a_state_that_is_given_to_all_is_the_newest():
+def test_replaced_state_becomes_the_newest():
     job = Job().begun(0, 1, 2)
     waiting = job.ready(1)
     assert job.answer(0, job.hear(0, Replace, "a")) == 1
@@ -306,7 +306,7 @@ def test_a_state_that_is_given_to_all_is_the_newest():
     assert job.answer(1, job.enlist(1, 0)) == {"round": 1, "source": 0, "address": "host0:1"}
 
 
-def test_a_state_that_is_given_to_all_ends_the_meeting_under_way():
+def test_replaced_state_aborts_the_running_round():
     job = Job().begun(0, 1, 2)
     requests = [job.ready(task) for task in (0, 1)]
     job.expire()
@@ -361,7 +361,7 @@ class AfterFit(Job):
         return self.is_answered(0, self.request)
 
 
-def test_who_has_ended_fit_stays_until_others_have_the_newest_state():
+def test_finished_task_lingers_until_others_have_newest_state():
     job = AfterFit()
     assert not job.is_released
     job.enlist(1, 0)  # is pointed to it
@@ -371,7 +371,7 @@ def test_who_has_ended_fit_stays_until_others_have_the_newest_state():
 
 
 @pytest.mark.parametrize("how", ["has ended fit, too", "is gone", "does nothing for the time of grace"])
-def test_who_has_ended_fit_waits_for_nobody_that_needs_nothing(how):
+def test_finished_task_is_released_when_no_task_needs_state(how):
     job = AfterFit()
     assert not job.is_released
     if how == "has ended fit, too":
@@ -384,7 +384,7 @@ def test_who_has_ended_fit_waits_for_nobody_that_needs_nothing(how):
     assert job.is_released
 
 
-def test_who_has_ended_fit_gets_what_others_make_in_a_last_round():
+def test_finished_task_gets_the_state_of_the_last_round():
     """As a slow end of `fit` may take longer than the time of grace, and the others then meet without it."""
     job = Job(quorum=2).begun(0, 1, 2)
     for task in range(3):
@@ -405,7 +405,7 @@ def test_who_has_ended_fit_gets_what_others_make_in_a_last_round():
     assert all(job.is_answered(*one) for one in others)
 
 
-def test_one_that_was_left_out_makes_no_round_when_others_have_ended_fit():
+def test_excluded_task_ends_when_others_have_ended_fit():
     """The task was too slow for a round that no task makes any more, because a third task has ended `fit`."""
     job = Job(quorum=1).begun(0, 1, 2)
     for task in range(3):
@@ -427,7 +427,7 @@ def test_one_that_was_left_out_makes_no_round_when_others_have_ended_fit():
     assert len([one for one in job.told[2] if isinstance(one, Reply)]) == 4, "nothing comes of it later"
 
 
-def test_two_that_are_behind_do_not_wait_for_each_other():
+def test_outdated_tasks_do_not_wait_for_each_other():
     job = Job(quorum=1).begun(0, 1, 2)
     request = job.ready(2)
     job.expire()
@@ -436,7 +436,7 @@ def test_two_that_are_behind_do_not_wait_for_each_other():
     assert [job.is_answered(task, request) for task, request in enumerate(requests)] == [True, True, False]
 
 
-def test_two_that_each_lack_what_the_other_has_do_not_wait_for_each_other():
+def test_tasks_lacking_each_others_state_do_not_deadlock():
     """Each task has made a round without the other: one of the weights, the other of the layers' state."""
     job = Job(quorum=1).begun(0, 1)
     for task in range(2):
@@ -458,7 +458,7 @@ def test_two_that_each_lack_what_the_other_has_do_not_wait_for_each_other():
     assert job.is_answered(0, again)
 
 
-def test_nobody_stays_where_all_have_the_newest_state():
+def test_task_is_released_when_all_have_the_newest_state():
     job = Job().begun(0, 1)
     for task in range(2):
         job.quorums.heard(task, Epoch(0, 0))

@@ -28,13 +28,13 @@ def test_listens_at_the_address(close):
     assert accepted.recv(1) == b"x"
 
 
-def test_an_address_of_another_machine_is_taken_for_a_service(close):
+def test_address_of_another_machine_listens_on_all_interfaces(close):
     """192.0.2.0/24 is for documentation: no machine has it."""
     listener = close(rendezvous.listen("192.0.2.1:0"))
     assert listener.getsockname()[0] == "0.0.0.0"
 
 
-def test_a_port_in_use(close):
+def test_port_in_use_raises(close):
     port = close(rendezvous.listen("127.0.0.1:0")).getsockname()[1]
     with pytest.raises(RendezvousError, match=f"cannot listen at 127.0.0.1:{port}: another process uses it: end that"):
         rendezvous.listen(f"127.0.0.1:{port}")
@@ -52,7 +52,7 @@ def test_a_port_can_be_used_again_at_once(close):
     close(rendezvous.listen(f"127.0.0.1:{port}"))
 
 
-def test_a_name_that_does_not_resolve():
+def test_unresolvable_own_address_raises():
     with pytest.raises(RendezvousError, match=r"own address nowhere\.invalid:22 cannot be resolved .* in TF_CONFIG"):
         rendezvous.listen("nowhere.invalid:22")
 

@@ -68,14 +68,14 @@ def still_serves(task):
 # Admitting tasks.
 
 
-def test_tasks_learn_who_is_there(job):
+def test_tasks_are_told_which_tasks_are_present(job):
     with entered(job, 1, 0) as (second, first):
         assert first.wait_for(Present) == Present(1, "worker 1 (host1:2222)")
         assert first.wait_for(Present) == Present(0, "worker 0 (host0:2222)")
         assert [second.wait_for(Present).task for _ in range(2)] == [1, 0]
 
 
-def test_ranks_depend_on_each_other_once_all_ask_for_it(job):
+def test_ranks_are_bound_once_all_gather_with_binds(job):
     with enter(job.address, 1) as second:
         assert second.wait_for(Missing) == Missing(("worker 0 (host0:2222)",), ())
         second.say(Gather(5, "bind", (0, 1), "of 1", binds=True))
@@ -107,7 +107,7 @@ def test_the_server_proves_itself_too(job):
         (claims_of(1), "two tasks claim one index: worker 1 .* is already taken by process 1001 on host1"),
     ],
 )
-def test_refusals(job, claims, words):
+def test_invalid_claims_are_refused_and_reported_once(job, claims, words):
     with enter(job.address, 1) as member:
         with Task(job.address) as task:
             assert re.match(words, task.knock(claims).why)
@@ -117,7 +117,7 @@ def test_refusals(job, claims, words):
         assert len(told) == 1
 
 
-def test_without_the_secret_nobody_learns_anything(job):
+def test_refusal_without_the_secret_reveals_nothing(job):
     """The proof is of the claims that are made and of this connection's challenge, and it comes before all else."""
     wrong = claims_of(7, version="0", digest="")
     with enter(job.address, 1) as member:
@@ -138,7 +138,7 @@ def test_without_the_secret_nobody_learns_anything(job):
         ), "one line a task, however often it comes"
 
 
-def test_an_old_proof_is_worth_nothing(job):
+def test_proof_of_another_connection_is_refused(job):
     with Task(job.address) as task, Task(job.address) as listener:
         task.knock(claims_of(0))
         listener.line()
@@ -159,7 +159,7 @@ def test_an_old_proof_is_worth_nothing(job):
         b"x" * (1 << 14),
     ],
 )
-def test_others_are_not_answered(job, line):
+def test_invalid_hello_is_not_answered(job, line):
     with Task(job.address) as stranger:
         assert messages.challenge(stranger.line()).tfdist == messages.PROTOCOL
         stranger.socket.sendall(line)
@@ -193,7 +193,7 @@ def test_no_rank_can_be_replaced_after_the_start():
         still_serves(first)
 
 
-def test_too_few_came(monkeypatch):
+def test_missing_tasks_fail_the_job_after_start_timeout(monkeypatch):
     monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.01)
     with serving(3, start_timeout=0.05) as job, enter(job.address, 1) as task:
         with Task(job.address) as stranger:
@@ -208,7 +208,7 @@ def test_too_few_came(monkeypatch):
             assert late.wait_for(Failed) == failed, "who comes later is told at once"
 
 
-def test_nobody_is_too_late_where_nobody_waits(monkeypatch):
+def test_start_timeout_does_not_run_before_a_rank_waits(monkeypatch):
     monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.01)
     with serving(2, start_timeout=0.05) as job, enter(job.address, 1) as task:
         for _ in range(20):
@@ -217,21 +217,21 @@ def test_nobody_is_too_late_where_nobody_waits(monkeypatch):
         assert job.server.failure is None
 
 
-def test_a_rank_that_never_starts_mpi(monkeypatch):
+def test_rank_that_never_starts_mpi_fails_the_job(monkeypatch):
     monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.01)
     with serving(2, start_timeout=0.05) as job, entered(job, 0, 1) as (first, second):
         first.say(Gather(1, "bind", (0, 1), None, binds=True))
         assert "not all of the 2 tasks started MPI within 0.05 s" in second.wait_for(Failed).why
 
 
-def test_the_chief_dies_before_the_start(job):
+def test_chief_death_before_the_start_fails_the_job(job):
     with enter(job.address, 1) as task:
         job.chief_dies()
         assert task.wait_for(Failed).why == "worker 0 (host0:2222), the chief, died before the job started."
     assert job.ends_by_itself()
 
 
-def test_the_chief_dies_before_anyone_comes(job):
+def test_server_ends_when_chief_dies_before_any_task_enters(job):
     job.chief_dies()
     assert job.ends_by_itself()
 
@@ -240,7 +240,7 @@ def test_the_chief_dies_before_anyone_comes(job):
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_a_rank_that_dies(job, left):
+def test_dead_rank_is_reported_lost_with_its_progress(job, left):
     with bound(job) as (first, second):
         if left:
             second.say(Leave(None, {0: 3}))
@@ -262,7 +262,7 @@ def test_a_silent_task_is_lost(monkeypatch):
         assert second.wait_for(Lost) == message
 
 
-def test_a_job_that_is_stopped_as_a_whole_has_lost_nobody(monkeypatch):
+def test_silence_of_all_tasks_counts_as_no_loss(monkeypatch):
     """Ctrl-Z: all are silent, for as long as it lasts."""
     monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.02)
     with serving(2, heartbeat_timeout=0.1) as job, bound(job) as (first, _):
@@ -280,7 +280,7 @@ def test_a_task_that_sends_an_invalid_message_is_lost(job, line):
             pass
 
 
-def test_all_leave_in_good_order(job):
+def test_server_ends_after_all_ranks_leave(job):
     with bound(job) as (first, second):
         first.say(Leave(None, {}))
         first.say(End())
@@ -301,7 +301,7 @@ def test_a_task_that_fails_is_the_cause(job):
         still_serves(second)
 
 
-def test_a_script_that_ended_with_an_error(job):
+def test_leaving_with_an_error_is_reported_as_failure(job):
     with bound(job) as (first, second):
         second.say(Leave("ValueError: no", {}))
         assert first.wait_for(Lost).why.endswith("process 1001 on host1, failed: ValueError: no")
@@ -349,7 +349,7 @@ def test_a_task_without_a_rank_may_leave_at_any_time():
             assert not isinstance(message, Lost)
 
 
-def test_the_job_is_over_without_training_tasks():
+def test_other_roles_are_told_when_all_ranks_have_ended():
     with with_roles() as job, entered(job, 2, 3) as (ps, evaluator):
         with bound(job) as ranks:
             for task in ranks:
@@ -364,7 +364,7 @@ def test_the_job_is_over_without_training_tasks():
         assert job.ends_by_itself()
 
 
-def test_other_roles_may_come_and_go_before_the_chief():
+def test_job_starts_after_other_roles_came_and_went():
     with with_roles() as job:
         with enter(job.address, 3):
             pass
@@ -372,7 +372,7 @@ def test_other_roles_may_come_and_go_before_the_chief():
             still_serves(first)
 
 
-def test_a_worker_of_an_elastic_job_dies_and_another_comes():
+def test_lost_worker_of_an_elastic_job_can_be_replaced():
     with with_roles(is_elastic=True) as job, entered(job, 0, 1, 2) as (chief, worker, ps):
         worker.close()
         lost = chief.wait_for(Lost)
@@ -403,7 +403,7 @@ def test_an_elastic_job_waits_for_its_chief():
     assert job.ends_by_itself()
 
 
-def test_an_elastic_job_whose_chief_has_ended_waits_for_nobody():
+def test_elastic_job_ends_once_its_chief_has_left():
     with with_roles(is_elastic=True) as job, entered(job, 0, 2) as (chief, ps):
         with enter(job.address, 1):
             pass
@@ -425,7 +425,7 @@ def test_an_elastic_job_does_not_wait_for_ever():
 # Requests.
 
 
-def test_values(job):
+def test_get_returns_published_value_or_none(job):
     with bound(job) as (first, second):
         first.say(Get(1, "card", wait=False))
         assert first.reply(1) is None
@@ -444,7 +444,7 @@ def test_a_barrier_has_no_reply_before_all_have_come(job):
             assert task.reply(1) == [None, None]
 
 
-def test_a_long_message_of_a_task(job):
+def test_message_of_one_mebibyte_is_received(job):
     """Longer than before the handshake's end, and than what is read at once."""
     value = "x" * (1 << 20)
     with bound(job) as (first, second):

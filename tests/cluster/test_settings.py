@@ -18,7 +18,7 @@ def test_timeouts_must_be_positive(value):
         Timeouts(start=value)
 
 
-def test_timeouts_that_are_given(monkeypatch):
+def test_given_timeouts_override_the_environment(monkeypatch):
     monkeypatch.setenv("TFDIST_START_TIMEOUT", "7.5")
     assert Timeouts.of(None) == Timeouts(start=7.5)
     assert Timeouts.of(Timeouts()) == Timeouts()
@@ -26,7 +26,7 @@ def test_timeouts_that_are_given(monkeypatch):
         Timeouts.of(300)
 
 
-def test_secret(monkeypatch, tmp_path):
+def test_secret_is_read_from_environment_or_private_file(monkeypatch, tmp_path):
     monkeypatch.delenv("TFDIST_SECRET", raising=False)
     monkeypatch.delenv("TFDIST_SECRET_FILE", raising=False)
     assert read_secret() == b""

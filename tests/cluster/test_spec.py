@@ -30,7 +30,7 @@ def test_ranks_begin_with_the_chief():
         '{"cluster": {"worker": [], "ps": []}, "task": {"type": "worker", "index": 0}}',
     ],
 )
-def test_no_cluster(text):
+def test_config_without_tasks_gives_no_cluster(text):
     assert spec.from_tf_config(text) is None
 
 
@@ -47,7 +47,7 @@ def test_no_cluster(text):
         {"cluster": {}, "worker": ["a:1"]},
     ],
 )
-def test_what_looks_like_a_cluster_is_not_passed_over(config):
+def test_misplaced_cluster_key_raises(config):
     (key, *_) = [key for key in config if key != "cluster"]
     with pytest.raises(ClusterSpecError, match=f"no tasks under 'cluster', but '{key}', which looks like a cluster"):
         spec.from_tf_config(json.dumps({**config, "task": {"type": "worker", "index": 0}}))
@@ -68,7 +68,7 @@ def test_other_keys_are_ignored(more):
     assert cluster.size == 2
 
 
-def test_kubeflow_calls_a_cluster_sparse_where_workers_may_come_later():
+def test_sparse_cluster_key_of_kubeflow_is_read():
     sparse = {"worker": {"3": "c:1"}, "ps": ["a:1", "b:1"]}
     config = {"sparseCluster": sparse, "task": {"type": "worker", "index": 3}}
     cluster = spec.from_tf_config(json.dumps(config))
@@ -102,12 +102,12 @@ def test_clusters_with_parameter_servers_take_additional_workers():
         spec.from_tf_config(config({"chief": ["a:1"], "worker": ["b:1"]}, "worker", 7))
 
 
-def test_somebody_has_to_train():
+def test_cluster_without_training_tasks_raises():
     with pytest.raises(ClusterSpecError, match="must name a chief or a worker, which train; got"):
         spec.from_tf_config(config({"ps": ["a:1"]}, "ps", 0))
 
 
-def test_addresses_by_index():
+def test_addresses_may_be_keyed_by_index():
     cluster = spec.from_tf_config(config({"worker": {"1": "b:1", "0": "a:1"}}))
     assert [task.address for task in cluster.tasks] == ["a:1", "b:1"]
 
@@ -140,7 +140,7 @@ def test_bad_address(address):
         {"type": "worker", "index": "-1"},
     ],
 )
-def test_bad_task(task):
+def test_invalid_task_raises(task):
     with pytest.raises(ClusterSpecError, match="TF_CONFIG's task must hold"):
         spec.from_tf_config(json.dumps({"cluster": {"worker": ["a:1"]}, "task": task}))
 
@@ -155,7 +155,7 @@ def test_master_is_the_chief():
         spec.from_tf_config(config({"master": ["a:1"], "chief": ["b:1"]}, "master"))
 
 
-def test_jobs_without_tasks_are_not_there():
+def test_jobs_without_tasks_are_ignored():
     """A TFJob with `replicas: 0`."""
     jobs = {"chief": [], "ps": [], "evaluator": {}, "worker": ["a:1", "b:1"]}
     assert spec.from_tf_config(config(jobs, "worker", 1)).rank == 1
@@ -165,7 +165,7 @@ def test_index_as_a_string():
     assert spec.from_tf_config(config({"worker": ["a:1", "b:1"]}, index="1")).rank == 1
 
 
-def test_addresses_with_gaps():
+def test_indices_of_tasks_may_have_gaps():
     jobs = {"worker": {"5": "b:1", "0": "a:1", "10": "c:1"}}
     cluster = spec.from_tf_config(config(jobs, index=10))
     assert cluster.rank == 2
@@ -174,18 +174,18 @@ def test_addresses_with_gaps():
         spec.from_tf_config(config(jobs, index=1))
 
 
-def test_worker_that_is_told_of_nobody_else():
+def test_lone_worker_with_nonzero_index_raises():
     with pytest.raises(ClusterSpecError, match="names no other task"):
         spec.from_tf_config(config({"worker": {"3": "a:1"}}, index=3))
 
 
-def test_addresses_with_a_protocol():
+def test_protocol_prefix_of_addresses_is_ignored():
     bare = spec.from_tf_config(config({"worker": ["a:1", "b:1"]}))
     assert spec.from_tf_config(config({"worker": ["grpc://a:1", "grpc://b:1"]})) == bare
 
 
 @pytest.mark.parametrize("addresses", ["a:1", 5, {"first": "a:1"}])
-def test_addresses_that_are_no_list(addresses):
+def test_addresses_of_a_job_must_be_a_list(addresses):
     with pytest.raises(ClusterSpecError, match="the job 'worker' must"):
         spec.from_tf_config(config({"worker": addresses}))
 
@@ -206,19 +206,19 @@ class Resolver:
         return self.jobs
 
 
-def test_resolver():
+def test_cluster_is_read_from_a_resolver():
     assert spec.from_resolver(Resolver({}, None, None)) is None
     assert spec.from_resolver(Resolver({"worker": ["a:1", "b:1"]}, "worker", 1)).rank == 1
     with pytest.raises(ClusterSpecError, match=r"Resolver gives a cluster .* but not this process's own task"):
         spec.from_resolver(Resolver({"worker": ["a:1"]}, None, None))
 
 
-def test_split_address():
+def test_split_address_handles_ipv6():
     assert spec.split_address("[::1]:80") == ("::1", 80)
     assert spec.split_address("host:80") == ("host", 80)
 
 
-def test_tasks_that_come_and_go_are_of_another_job():
+def test_elastic_and_fixed_clusters_have_different_digests():
     one = spec.from_jobs({"worker": ["a:1", "b:1"]}, "worker", 0, "test")
     other = dataclasses.replace(one, has_elastic_workers=True)
     assert (one.is_elastic, other.is_elastic) == (False, True)

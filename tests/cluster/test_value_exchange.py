@@ -50,7 +50,7 @@ def test_a_name_can_be_used_again(told):
         assert told.replies[-1] == (2, Reply(1, [value, value]))
 
 
-def test_a_task_that_comes_again_gives_another_value(told):
+def test_returning_task_replaces_its_gathered_value(told):
     told.gather(0, "of the one that died")
     told.meetings.lost(0, None)
     told.gather(2, "of 2")
@@ -60,7 +60,7 @@ def test_a_task_that_comes_again_gives_another_value(told):
     assert told.replies[-1][1].value == ["of the next one", "of 2"]
 
 
-def test_who_waits_for_a_task_that_failed_is_told(told):
+def test_gather_with_a_lost_task_replies_with_an_error(told):
     told.gather(0)
     told.gather(1, tasks=(1, 3))
     told.meetings.lost(2, "task 2 failed")
@@ -72,7 +72,7 @@ def test_who_waits_for_a_task_that_failed_is_told(told):
     assert told.gather(2, "b")
 
 
-def test_values(told):
+def test_get_returns_stored_value_or_none(told):
     told.get(1, "card", wait=False)
     told.put(0, "card", "of 0")
     told.get(1, "card", wait=False)
@@ -89,7 +89,7 @@ def test_a_get_waits_for_its_value(told):
     assert told.replies == [(1, Reply(1, "tcp://host:1")), (2, Reply(1, "tcp://host:1"))]
 
 
-def test_a_lost_task_takes_its_values_and_questions_along(told):
+def test_values_and_requests_of_a_lost_task_are_dropped(told):
     told.put(0, "address", "old")
     told.put(1, "other", "x")
     told.get(2, "nothing yet")
@@ -105,7 +105,7 @@ def test_a_lost_task_takes_its_values_and_questions_along(told):
 
 
 @pytest.mark.parametrize(("task", "tasks"), [(2, (0, 1)), (0, (0, 0)), (0, ())])
-def test_a_gather_that_cannot_come_about_is_an_error(told, task, tasks):
+def test_gather_with_invalid_tasks_replies_with_an_error(told, task, tasks):
     assert not told.gather(task, 1, tasks)
     ((_, reply),) = told.replies
     assert f"must list the task itself, and each task once; got {list(tasks)}" in reply.error

@@ -71,12 +71,12 @@ def test_equal_gradients_are_averaged_and_orthogonal_ones_added():
         np.testing.assert_allclose(found, same)
 
 
-def test_what_is_not_finite_stays_so():
+def test_infinity_gives_a_non_finite_result():
     for found in results([np.array([1.0, np.inf]), np.array([1.0, 2.0])]):
         assert not np.isfinite(found).all()
 
 
-def test_bad_input():
+def test_integers_and_wrong_sizes_raise():
     with pytest.raises(ValueError, match="takes floating-point numbers; got int32"):
         adasum.all_reduce(np.zeros(3, np.int32), [3])
     with pytest.raises(ValueError, match=r"must add up to 3; got \[2\]"):
@@ -86,7 +86,7 @@ def test_bad_input():
 @pytest.mark.parametrize(
     ("value", "dtype"), [(1e30, np.float32), (1e-30, np.float32), (1000.0, np.float16), (1e-5, np.float16)]
 )
-def test_squares_that_the_dtype_cannot_hold(value, dtype):
+def test_squares_beyond_dtype_range_do_not_distort_the_result(value, dtype):
     vector = np.full(3, value, dtype)
     for found in results([vector] * 2):
         np.testing.assert_allclose(found, vector, rtol=1e-3)

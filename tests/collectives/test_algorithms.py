@@ -47,7 +47,7 @@ def test_sum_is_exact_in_many_segments(all_reduce, size):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "float16", "float64", "complex64", ml_dtypes.bfloat16])
-def test_dtypes(all_reduce, dtype):
+def test_sum_is_exact_for_every_dtype(all_reduce, dtype):
     buffers = vectors(5, 100, dtype)
     expected = np.sum([buffer.astype("complex128") for buffer in buffers], axis=0)
     simulate(5, lambda rank: all_reduce(buffers[rank]))
@@ -56,7 +56,7 @@ def test_dtypes(all_reduce, dtype):
 
 
 @pytest.mark.parametrize("combine", [np.add, np.multiply, np.minimum, np.maximum])
-def test_reductions(all_reduce, combine):
+def test_products_minima_and_maxima_equal_numpys(all_reduce, combine):
     buffers = vectors(6, 77, np.int64)
     expected = combine.reduce(buffers)
     simulate(6, lambda rank: all_reduce(buffers[rank], combine))
@@ -86,7 +86,7 @@ def test_result_is_identical_on_all_ranks_and_from_run_to_run(all_reduce, size):
         assert buffer.tobytes() == first[0].tobytes()
 
 
-def test_overflow_infinity_and_nan(all_reduce):
+def test_overflow_gives_infinity_and_nan_is_kept(all_reduce):
     buffers = [np.array([3e38, np.inf, np.nan, 1.0], np.float32) for _ in range(3)]
     with np.errstate(all="ignore"):
         simulate(3, lambda rank: all_reduce(buffers[rank]))
@@ -113,7 +113,7 @@ def per_process(name, size):
 
 @pytest.mark.parametrize("name", ["ring", "naive", "butterfly", "reduce_scatter_gather"])
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
-def test_messages_and_bytes(name, size):
+def test_messages_and_bytes_equal_the_formulas(name, size):
     buffers = vectors(size, LENGTH, np.float32)
     _, communicators = simulate(size, lambda rank: ALGORITHMS[name](buffers[rank]))
     messages, elements = per_process(name, size)
@@ -123,7 +123,7 @@ def test_messages_and_bytes(name, size):
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 16])
-def test_messages_and_bytes_of_the_tree(size):
+def test_tree_messages_and_bytes_equal_the_formulas(size):
     buffers = vectors(size, LENGTH, np.float32)
     _, communicators = simulate(size, lambda rank: ALGORITHMS["tree"](buffers[rank]))
     assert communicators[0].messages_sent == math.ceil(math.log2(size)), "the root's broadcast"
@@ -132,7 +132,7 @@ def test_messages_and_bytes_of_the_tree(size):
         assert communicator.bytes_sent == 4 * LENGTH * communicator.messages_sent
 
 
-def test_names():
+def test_unknown_algorithm_names_raise():
     for name in (*ALGORITHMS, "auto"):
         algorithms.check(name)
     with pytest.raises(ValueError, match=r"algorithm must be one of ring, .* or auto; got 'rings'"):

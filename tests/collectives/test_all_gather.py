@@ -6,7 +6,7 @@ from tfdist.collectives.all_gather import all_gather, all_gather_rows
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_unequal_lengths(size):
+def test_parts_of_unequal_lengths_reach_all_ranks(size):
     lengths = [(rank * 3) % 4 for rank in range(size)]
     buffers = [
         [np.full(length, float(owner if owner == rank else -1)) for owner, length in enumerate(lengths)]
@@ -24,7 +24,7 @@ def test_unequal_lengths(size):
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
-def test_rows_of_unknown_count(size, shape):
+def test_rows_are_gathered_with_their_counts(size, shape):
     rows = [np.full((rank, *shape), rank, np.int32) for rank in range(size)]
     results, _ = simulate(size, lambda rank: all_gather_rows(rows[rank]))
     expected = np.concatenate(rows)

@@ -17,7 +17,7 @@ def parts(size, dtype=np.float32):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("dtype", [np.int8, np.float16, np.complex128])
-def test_blocks_of_unequal_lengths(size, dtype):
+def test_blocks_of_unequal_lengths_reach_their_ranks(size, dtype):
     given, taken = parts(size, dtype)
     simulate(size, lambda rank: all_to_all(given[rank], taken[rank]))
     for rank in range(size):
@@ -43,7 +43,7 @@ def test_empty_blocks_are_not_sent():
 
 
 @pytest.mark.parametrize("size", [2, 3, 6])
-def test_in_each_step_every_rank_is_sent_to_by_one(size):
+def test_each_rank_receives_from_one_rank_per_step(size):
     destinations = [[] for _ in range(size)]
 
     def recorded(rank):
@@ -66,7 +66,7 @@ def test_in_each_step_every_rank_is_sent_to_by_one(size):
         assert sorted(sent[step] for sent in destinations) == list(range(size))
 
 
-def test_in_segments():
+def test_long_blocks_are_sent_in_segments():
     given = [[np.arange(100.0) + 1000 * source + 100 * target for target in range(3)] for source in range(3)]
     taken = [[np.zeros(100) for _ in range(3)] for _ in range(3)]
     _, communicators = simulate(3, lambda rank: all_to_all(given[rank], taken[rank]), segment_bytes=160)

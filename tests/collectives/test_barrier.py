@@ -32,7 +32,7 @@ class Ranks:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9])
-def test_nobody_leaves_before_the_last_has_come(size):
+def test_ranks_leave_only_after_the_last_rank_enters(size):
     for last in range(size):
         ranks = Ranks(size)
         for rank in range(size):

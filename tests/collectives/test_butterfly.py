@@ -72,7 +72,7 @@ def test_partners_are_twice_as_far_in_each_step(size):
 
 
 @pytest.mark.parametrize("size", [3, 5, 6, 7, 13])
-def test_messages_of_other_sizes(size):
+def test_extra_ranks_send_and_receive_one_vector(size):
     """Each rank beyond the power of two sends its vector once and receives the result once."""
     buffers = [np.full(6, 1.0) for _ in range(size)]
     _, communicators = simulate(size, lambda rank: butterfly.all_reduce(buffers[rank]))

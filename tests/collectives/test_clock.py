@@ -50,7 +50,7 @@ def measured(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_offsets_where_both_ways_take_about_equally_long(measured, size):
+def test_offsets_are_accurate_when_delays_are_symmetric(measured, size):
     offsets = [64.0 * rank * (-1) ** rank for rank in range(size)]
     results, _ = measured(offsets, lambda rank, resumed: 1.0)
     for offset, result in zip(offsets, results, strict=True):
@@ -70,7 +70,7 @@ def test_the_shortest_round_trip_counts(measured):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_messages(measured, size):
+def test_message_counts_equal_the_rounds(measured, size):
     _, communicators = measured([0.0] * size, lambda rank, resumed: 1.0)
     assert communicators[0].messages_sent == (size - 1) * (ROUNDS + 1)
     for communicator in communicators[1:]:

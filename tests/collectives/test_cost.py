@@ -52,7 +52,7 @@ def test_nothing_is_faster_than_the_bound(hosts, algorithm):
         assert model(hosts).seconds(algorithm, nbytes) >= 0.999 * model(hosts).bound(nbytes)
 
 
-def test_choice():
+def test_cheapest_algorithm_depends_on_size_and_hosts():
     assert cheapest((0,) * 8, 64, SLOW_LINE) == "butterfly"
     assert cheapest((0,) * 8, 64 * MIB, SLOW_LINE) in ("ring", "reduce_scatter_gather")
     assert cheapest((0, 0, 0, 0, 1, 1, 1, 1), 64 * MIB, SLOW_LINE) == "hierarchical"

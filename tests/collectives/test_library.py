@@ -28,7 +28,7 @@ def sums(in_place):
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_one_wait_for_the_librarys_call(mpi, in_place):
+def test_library_all_reduce_waits_once(mpi, in_place):
     result, waited, source, buffer = mpi(sums, in_place)
     assert (result, waited) == (None, 1)
     assert source == [0, 1, 2, 3, 4]
@@ -36,7 +36,7 @@ def test_one_wait_for_the_librarys_call(mpi, in_place):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_communicators_without_a_library_say_so(size):
+def test_communicator_without_library_raises(size):
     buffers = [np.ones(3) for _ in range(size)]
     with pytest.raises(ValueError, match=r"runs among all processes of a job over MPI.*such as 'ring'"):
         simulate(size, lambda rank: library.all_reduce(buffers[rank], source=np.zeros(3)))

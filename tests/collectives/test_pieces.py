@@ -12,7 +12,7 @@ from tfdist.collectives.schedule import partition
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("length", [0, 1, 10, 101])
-def test_reduce_scatter(size, length):
+def test_reduce_scatter_sums_each_ranks_part(size, length):
     generator = np.random.default_rng(0)
     buffers = [generator.integers(0, 9, length).astype(np.float64) for _ in range(size)]
     expected = np.sum(buffers, axis=0)
@@ -24,7 +24,7 @@ def test_reduce_scatter(size, length):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_all_to_all(size):
+def test_all_to_all_exchanges_every_block(size):
     given = [[np.full(rank + target, 10.0 * rank + target) for target in range(size)] for rank in range(size)]
     taken = [[np.empty(source + rank) for source in range(size)] for rank in range(size)]
     _, communicators = simulate(size, lambda rank: all_to_all(given[rank], taken[rank]))
@@ -35,7 +35,7 @@ def test_all_to_all(size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
-def test_barrier(size):
+def test_barrier_sends_one_message_per_round(size):
     _, communicators = simulate(size, lambda rank: barrier())
     rounds = math.ceil(math.log2(size))
     assert all(communicator.messages_sent == rounds for communicator in communicators)

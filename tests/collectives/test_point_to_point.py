@@ -21,7 +21,7 @@ def transferred(array, take=None, **world):
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (5,), (2, 3), (0, 3), (3, 0), (2, 1, 4, 1)])
 @pytest.mark.parametrize("dtype", ["bool", "int64", "float16", "complex64", ml_dtypes.bfloat16])
-def test_shapes_and_dtypes(shape, dtype):
+def test_received_array_equals_the_sent_one(shape, dtype):
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     found, _ = transferred(array)
     assert (found.shape, found.dtype) == (array.shape, array.dtype)
@@ -40,7 +40,7 @@ def test_array_lies_in_the_memory_that_is_taken():
     assert np.shares_memory(found, memory[0])
 
 
-def test_messages_and_bytes():
+def test_shape_and_elements_are_sent_as_two_messages():
     """The shape, then the elements; an empty array takes no message for them."""
     for array, messages in ((np.ones((3, 4)), 2), (np.ones(()), 1), (np.ones((0, 4)), 1)):
         _, source = transferred(array)
@@ -48,7 +48,7 @@ def test_messages_and_bytes():
         assert source.bytes_sent == 8 * array.ndim + array.nbytes
 
 
-def test_in_segments():
+def test_long_array_is_sent_in_segments():
     array = np.arange(1001, dtype=np.float64).reshape(7, 143)
     found, source = transferred(array, segment_bytes=1000)
     np.testing.assert_array_equal(found, array)

@@ -20,7 +20,7 @@ def run(size, core, in_place=True):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_places_of_the_core_are_a_power_of_two(size):
+def test_core_runs_on_a_power_of_two_of_ranks(size):
     places = {}
 
     def core(rank, buffer):

@@ -29,7 +29,7 @@ def test_result_lies_in_the_part_that_was_given():
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_half_of_what_the_ring_sends(size):
+def test_bytes_sent_are_half_of_a_ring_all_reduce(size):
     buffers = [np.ones((size, 60), np.float32) for _ in range(size)]
     _, communicators = simulate(size, lambda rank: reduce_scatter(list(buffers[rank])))
     for communicator in communicators:
@@ -37,7 +37,7 @@ def test_half_of_what_the_ring_sends(size):
         assert communicator.bytes_sent == 4 * 60 * (size - 1)
 
 
-def test_in_segments():
+def test_long_parts_are_reduced_in_segments():
     parts = [[np.arange(101.0) * (1 + rank) + place for place in range(3)] for rank in range(3)]
     expected = [np.sum([given[place] for given in parts], axis=0) for place in range(3)]
     results, _ = simulate(3, lambda rank: reduce_scatter(parts[rank]), segment_bytes=64)

@@ -40,7 +40,7 @@ def test_the_vector_is_halved_and_doubled(size):
 
 
 @pytest.mark.parametrize("size", [3, 6, 7])
-def test_of_other_sizes_the_paired_ranks_fold(size):
+def test_extra_ranks_fold_onto_their_pairs(size):
     power = 1 << (size.bit_length() - 1)
     messages = sent(size, 60)
     for rank in range(0, 2 * (size - power), 2):

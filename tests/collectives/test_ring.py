@@ -24,7 +24,7 @@ def test_sum_is_exact(size, length):
 @pytest.mark.parametrize(
     "dtype", ["int8", "uint8", "int32", "int64", "float16", "float64", "complex64", "complex128", ml_dtypes.bfloat16]
 )
-def test_dtypes(dtype):
+def test_sum_keeps_dtype_and_is_exact(dtype):
     buffers = integers(3, 100, dtype)
     expected = np.sum([buffer.astype("complex128") for buffer in buffers], axis=0)
     simulate(3, lambda rank: ring.all_reduce(buffers[rank]))
@@ -33,7 +33,7 @@ def test_dtypes(dtype):
         assert (buffer.astype("complex128") == expected).all()
 
 
-def test_segments():
+def test_sum_is_exact_in_many_segments():
     buffers = integers(4, 1003, np.float64)
     expected = np.sum(buffers, axis=0)
     simulate(4, lambda rank: ring.all_reduce(buffers[rank]), segment_bytes=64)
@@ -72,7 +72,7 @@ def test_bytes_and_messages_are_the_formulas(size):
         assert communicator.messages_sent == 2 * (size - 1)
 
 
-def test_other_reductions():
+def test_maximum_equals_numpys():
     buffers = integers(3, 50, np.int64)
     expected = np.max(buffers, axis=0)
     simulate(3, lambda rank: ring.all_reduce(buffers[rank], np.maximum))

@@ -13,7 +13,7 @@ def between_two(steps, **world):
 
 @pytest.mark.parametrize("lengths", [(10, 10), (100, 3), (0, 7), (7, 0), (0, 0), (64, 65)])
 @pytest.mark.parametrize("segment_bytes", [1, 8, 80, 1 << 20])
-def test_both_ways_at_once(lengths, segment_bytes):
+def test_ranks_exchange_vectors_in_both_directions_at_once(lengths, segment_bytes):
     given = [np.arange(float(length)) + 1000 * rank for rank, length in enumerate(lengths)]
     taken = [np.full(length, np.nan) for length in lengths[::-1]]
     steps = [
@@ -28,7 +28,7 @@ def test_both_ways_at_once(lengths, segment_bytes):
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_what_arrives_is_combined(in_place):
+def test_received_segments_are_combined_with_own(in_place):
     own = np.arange(20, dtype=np.int32)
     target = own if in_place else np.zeros(20, np.int32)
     steps = [
@@ -41,7 +41,7 @@ def test_what_arrives_is_combined(in_place):
         np.testing.assert_array_equal(own, np.arange(20))
 
 
-def test_so_many_segments_are_under_way():
+def test_in_flight_segments_are_limited():
     """The next segment is in flight while one is used, but not all of a large vector."""
     world = LocalWorld(2, segment_bytes=10)
     source, target = world.communicator(0), world.communicator(1)
@@ -65,6 +65,6 @@ def test_each_segment_is_yielded_once_and_in_order():
     assert sizes == [10, 10, 10, 5]
 
 
-def test_nothing_to_do():
+def test_exchange_without_buffers_yields_nothing():
     world = LocalWorld(1)
     assert list(exchange(world.communicator(0), 0)) == []

@@ -44,7 +44,7 @@ def test_vectors_are_combined_in_the_order_of_the_ranks(size):
         np.testing.assert_array_equal(buffers, expected)
 
 
-def test_the_roots_result_replaces_what_was_half_combined():
+def test_broadcast_result_replaces_partial_sums():
     buffers = [np.full(10, 1.0) for _ in range(6)]
     sources = [np.full(10, 2.0**rank) for rank in range(6)]
     simulate(6, lambda rank: tree.all_reduce(buffers[rank], source=sources[rank]), segment_bytes=16)

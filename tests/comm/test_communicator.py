@@ -45,7 +45,7 @@ def has_all_members(communicator):
             assert list(own.parameters) == list(expected.parameters)[1:], name
 
 
-def test_it_has_what_algorithms_need(check):
+def test_communicator_has_all_members_of_the_protocol(check):
     check(has_all_members)
 
 
@@ -77,7 +77,7 @@ def combines(communicator, dtype, elements, in_place):
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("elements", SIZES)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.int8])
-def test_what_arrives_is_combined_with_what_is_there(check, dtype, elements, in_place):
+def test_received_elements_are_combined_with_own(check, dtype, elements, in_place):
     check(combines, dtype, elements, in_place)
 
 
@@ -120,7 +120,7 @@ def waits_for_all(communicator):
     finish(communicator, *requests, communicator.send(np.ones(1), 0, 0))
 
 
-def test_several_have_completed_when_each_has(check):
+def test_requests_are_completed_only_when_each_is(check):
     check(waits_for_all)
 
 
@@ -134,5 +134,5 @@ def gives_memory(communicator):
     assert [set(one.tolist()) for one in memory] == [set(), {1}, {2}]
 
 
-def test_memory_to_send_from(check):
+def test_taken_memory_is_writable_and_of_requested_size(check):
     check(gives_memory)

@@ -16,7 +16,7 @@ def test_ranks_are_places_among_the_members():
     assert group.segment_bytes == 77
 
 
-def test_who_is_no_member_has_no_place():
+def test_group_without_the_own_rank_raises():
     with pytest.raises(ValueError, match="not in tuple"):
         GroupCommunicator(LocalWorld(3).communicator(1), [0, 2])
 
@@ -37,7 +37,7 @@ def test_transfers_are_between_the_members():
     assert combined.tolist() == [10, 9, 8]
 
 
-def test_counts_are_of_the_whole():
+def test_group_and_parent_share_message_counts():
     """The group's messages count for it, and its own for the group."""
     whole = LocalWorld(3).communicator(0)
     group = GroupCommunicator(whole, [0, 2])
@@ -59,7 +59,7 @@ def test_disjoint_groups_use_one_tag_at_once():
         np.testing.assert_array_equal(buffer, sum(2.0**member for member in groups[rank % 2]))
 
 
-def test_a_group_of_a_group():
+def test_nested_group_numbers_members_by_outer_ranks():
     """Members are numbered by their places in the outer one."""
     outer, inner = (3, 1, 0), (2, 0)  # the ranks 0 and 3, in this order
     parts = {rank: [np.full(2, float(rank)) for _ in inner] for rank in (0, 3)}
@@ -77,7 +77,7 @@ def test_a_group_of_a_group():
         np.testing.assert_array_equal(gathered, [[0, 0], [3, 3]])
 
 
-def test_memory_is_the_wholes():
+def test_group_takes_memory_from_its_parent():
     whole = LocalWorld(2).communicator(1)
     memory = np.zeros(8, np.uint8)
     whole.take = lambda nbytes: memory[:nbytes]

@@ -68,7 +68,7 @@ def order_of_the_others(first, second):
 
 
 @pytest.mark.parametrize(("first", "second"), [([1, 2, 3], [3, 1, 2]), ([5, 4], [4, 5]), ([1], [1])])
-def test_all_begin_in_the_order_of_the_first(mpi, first, second):
+def test_all_ranks_start_calls_in_rank_0s_order(mpi, first, second):
     """Who has posted waits until it is told the place."""
     early, before, by_chief, by_other, done = mpi(order_of_the_others, first, second)
     assert (set(early), before) == ({False}, [])
@@ -89,7 +89,7 @@ def place_that_is_missing():
     return waits, late.completed(), other._comm.begun
 
 
-def test_a_call_waits_for_those_before_it(mpi):
+def test_call_waits_for_earlier_calls_of_rank_0(mpi):
     waits, done, begun = mpi(place_that_is_missing)
     assert not waits
     assert done
@@ -112,20 +112,20 @@ def native(combine, dtype):
      (np.add, np.float16, False), (np.add, ml_dtypes.bfloat16, False), (np.add, np.bool_, False),
      (np.maximum, np.float32, False), (np.minimum, np.int8, False)],
 )  # fmt: skip
-def test_mpis_own_operators_where_they_do_as_numpy_does(mpi, combine, dtype, is_native):
+def test_mpi_operators_are_used_only_where_equal_to_numpy(mpi, combine, dtype, is_native):
     """Not for minima and maxima, in which MPI may drop NaN."""
     assert mpi(native, combine, dtype) == (is_native, np.dtype(dtype).itemsize)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
-def test_operators_of_our_own_are_numpys(dtype):
+def test_custom_maximum_keeps_nan_like_numpy(dtype):
     own, both = np.array([np.nan, 1, 2]).astype(dtype), np.array([5, np.nan, 1]).astype(dtype)
     _operate(np.maximum, np.dtype(dtype))(memoryview(own.view(np.uint8)), memoryview(both.view(np.uint8)), None)
     assert np.isnan(both[:2].astype(np.float32)).all()
     assert both[2] == 2
 
 
-def test_what_overflows_warns_nobody():
+def test_overflow_in_custom_operator_raises_no_error():
     both = np.full(1, 60_000, np.float16)
     with np.errstate(all="raise"):
         _operate(np.add, both.dtype)(memoryview(both.copy().view(np.uint8)), memoryview(both.view(np.uint8)), None)

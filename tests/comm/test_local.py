@@ -12,7 +12,7 @@ def pair():
     return world.communicator(0), world.communicator(1)
 
 
-def test_world():
+def test_world_passes_hosts_and_segment_size_to_communicators():
     communicator = LocalWorld(3, hosts=[0, 0, 1], segment_bytes=64).communicator(2)
     assert (communicator.rank, communicator.size, communicator.hosts) == (2, 3, (0, 0, 1))
     assert communicator.segment_bytes == 64
@@ -63,7 +63,7 @@ def test_tags_and_ranks_are_told_apart():
     assert {key: buffer[0] for key, buffer in buffers.items()} == {(0, 0): 0.5, (0, 1): 1, (2, 0): 20, (2, 1): 21}
 
 
-def test_what_arrives_is_the_second_operand(pair):
+def test_received_buffer_is_the_second_operand(pair):
     source, target = pair
     own, result = np.array([10.0, 20.0]), np.zeros(2)
     request = target.receive_combined(own, result, np.subtract, 0, 0)
@@ -80,7 +80,7 @@ def test_a_message_of_another_length_is_an_error(pair):
         source.send(np.ones(4), 1, 0)
 
 
-def test_counts(pair):
+def test_sender_counts_messages_and_bytes(pair):
     source, target = pair
     target.receive(np.zeros(3), 0, 0)
     source.send(np.ones(3), 1, 0)
@@ -89,13 +89,13 @@ def test_counts(pair):
     assert (target.messages_sent, target.bytes_sent) == (0, 0)
 
 
-def test_memory(pair):
+def test_taken_memory_is_bytes_of_requested_size(pair):
     memory = pair[0].take(24)
     assert (memory.dtype, memory.nbytes) == (np.uint8, 24)
     assert memory.view(np.float64).shape == (3,)
 
 
-def test_between_threads():
+def test_concurrent_ranks_on_threads_exchange_all_messages():
     """Every rank on a thread of its own, all of them sending to all at once."""
     size, messages = 4, 200
     world, gate = LocalWorld(size), threading.Barrier(size)

@@ -30,13 +30,13 @@ class OneOfTwo:
         everyone[0] = np.frombuffer(self.arrives, np.uint8) if self.arrives else own
 
 
-def test_what_arrives_is_json_or_an_error():
+def test_broadcast_decodes_json_and_rejects_other_bytes():
     assert messages.broadcast(OneOfTwo(b'{"a": 1}'), {}) == {"a": 1}
     with pytest.raises(ValueError, match="codec can't decode"):
         messages.broadcast(OneOfTwo(b"\x80\x04pickle"), {})
 
 
-def test_agreement():
+def test_agree_is_true_only_for_equal_values():
     assert messages.agree(OneOfTwo(b""), "here")
     assert not messages.agree(OneOfTwo(b"x" * 32), "here")
 

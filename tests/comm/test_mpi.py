@@ -29,7 +29,7 @@ def transfer(lends, sent, expected, combined=False):
     ("sent", "expected", "came"),
     [(9, 10, "9"), (11, 10, "more"), (LENT_BYTES, LENT_BYTES + 1, str(LENT_BYTES)), (0, 1, "0")],
 )
-def test_another_number_of_bytes_is_an_error(mpi, lends, sent, expected, came, combined):
+def test_message_of_unexpected_size_raises_mismatch_error(mpi, lends, sent, expected, came, combined):
     words = f"rank 0 expected {expected} bytes from rank 0, which sent {came}: the ranks passed data of different"
     with pytest.raises(MismatchError, match=re.escape(words)):
         mpi(transfer, lends, sent, expected, combined)
@@ -61,7 +61,7 @@ def lent():
     return carried, [set(buffer.tolist()) for buffer in found]
 
 
-def test_large_transfers_between_neighbours_are_read_where_they_lie(mpi):
+def test_large_transfers_on_one_host_bypass_mpi(mpi):
     """Also of memory that the neighbour cannot read, which is copied to where it can."""
     carried, found = mpi(lent)
     assert carried[2] == LENT_BYTES - 1
@@ -78,7 +78,7 @@ def return_before_it_is_read():
     return any(before)
 
 
-def test_a_loan_is_sent_when_it_was_read(mpi):
+def test_lent_buffer_completes_only_after_it_is_read(mpi):
     assert mpi(return_before_it_is_read) is False
 
 
@@ -122,7 +122,7 @@ def test_the_librarys_own_all_reduce_of_one_rank_changes_nothing(mpi, dtype, com
     [("NOLOCAL", "1", True), ("NOLOCAL", "no", False), ("NUM_CLIQUES", "2", True), ("NUM_CLIQUES", "0", False),
      ("ODD_EVEN_CLIQUES", "True", True), ("ODD_EVEN_CLIQUES", "False", False), ("NOLOCAL", "", False)],
 )  # fmt: skip
-def test_whether_mpich_simulates_hosts(monkeypatch, name, value, simulates):
+def test_simulated_hosts_are_detected_from_mpich_variables(monkeypatch, name, value, simulates):
     for other in ("NOLOCAL", "NUM_CLIQUES", "ODD_EVEN_CLIQUES"):
         monkeypatch.delenv(f"MPIR_CVAR_{other}", raising=False)
     assert not comm_mpi.simulates_hosts()
@@ -141,7 +141,7 @@ def test_whether_mpich_simulates_hosts(monkeypatch, name, value, simulates):
         ((0, 1, 2), (0, 1, 0), (0, 1, 0)),
     ],
 )
-def test_hosts_are_ranks_that_share_memory_in_the_one_way_or_the_other(nodes, arenas, hosts):
+def test_ranks_sharing_nodes_or_arenas_form_one_host(nodes, arenas, hosts):
     assert comm_mpi._joined(nodes, arenas) == hosts
 
 
@@ -150,12 +150,12 @@ def neighbours_of_simulated_hosts():
     return communicator.hosts == communicator.nodes, sorted(communicator._neighbours)
 
 
-def test_where_hosts_are_simulated_only_mpi_says_which():
+def test_simulated_hosts_override_detected_shared_memory():
     with mpi_process({"MPIR_CVAR_NOLOCAL": "1"}) as call:
         assert call(neighbours_of_simulated_hosts) == (True, [0])
 
 
-def test_what_is_said_when_shapes_differ():
+def test_mismatch_message_names_ranks_and_sizes():
     communicator = MPICommunicator.__new__(MPICommunicator)
     communicator.rank = 2
     assert "rank 2 expected 8 bytes from rank 1, which sent 4:" in str(communicator.differs(1, 8, 4))

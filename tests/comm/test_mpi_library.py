@@ -28,7 +28,7 @@ def loaded():
     return before, version, path, after, mpi.Is_finalized()
 
 
-def test_it_is_loaded_before_it_is_initialized_and_ends_when_it_is_told():
+def test_mpi_is_loaded_initialized_and_finalized_in_separate_steps():
     with mpi_process(initialize=False) as call:
         before, version, path, after, finalized = call(loaded)
     assert not before
@@ -79,7 +79,7 @@ def called(version):
         ("  Intel(R) MPI Library 2021.11 for Linux* OS\n\n", "Intel(R) MPI Library 2021.11 for Linux* OS"),
     ],
 )
-def test_the_library_is_called_by_its_first_line(mpi, version, name):
+def test_library_name_is_the_first_version_line(mpi, version, name):
     assert mpi(called, version) == name
 
 
@@ -120,6 +120,6 @@ def test_over_several_networks_mpi_chooses_but_uses_no_shared_memory_of_ucx():
 
 @pytest.mark.usefixtures("no_network_variables")
 @pytest.mark.parametrize("name", mpi_library._NETWORK_VARIABLES)
-def test_what_the_user_has_said_of_the_network_counts(monkeypatch, name):
+def test_network_variables_set_by_the_user_are_kept(monkeypatch, name):
     monkeypatch.setenv(name, "x")
     assert mpi_library.network_settings(mpi_of(MPICH.format("ofi")), one_network=True) == {}

@@ -83,7 +83,7 @@ def test_memory_is_locked_once_for_the_device(monkeypatch, own):
 
 
 @pytest.mark.parametrize("fails", ["cuInit", "cuMemHostRegister_v2"])
-def test_what_cannot_be_locked_is_used_all_the_same(monkeypatch, own, caplog, fails):
+def test_memory_stays_usable_when_locking_fails(monkeypatch, own, caplog, fails):
     driver = beside(monkeypatch, Driver(fails))
     own.device = 0
     pool = BufferPool()
@@ -93,7 +93,7 @@ def test_what_cannot_be_locked_is_used_all_the_same(monkeypatch, own, caplog, fa
     assert driver.contexts == 0
 
 
-def test_there_may_be_no_driver(monkeypatch, own, caplog):
+def test_missing_driver_locks_no_memory_and_logs_nothing(monkeypatch, own, caplog):
     def missing(name):
         raise OSError(name)
 

@@ -26,19 +26,19 @@ def findings(size, apart=(), elsewhere=(), closed=()):
     ]
 
 
-def test_all_share():
+def test_mutually_reachable_ranks_share_one_node():
     sharing = probe.decide(offers(3), findings(3))
     assert sharing == probe.Sharing((0, 0, 0), (0, 0, 0), (64, 64, 64), ())
 
 
-def test_what_only_one_side_can_open_is_not_shared():
+def test_memory_reachable_one_way_only_is_not_shared():
     sharing = probe.decide(offers(2), findings(2, apart=[(1, 0)], closed=[(0, 1)]))
     assert sharing.nodes == (0, 1)
     assert sharing.arenas == (0, 1)
     assert sharing.reasons == ((0, 1, "no"),)
 
 
-def test_every_two_of_a_group_share():
+def test_ranks_share_a_node_only_if_all_pairs_share():
     """Rank 1 shares with 0 and 2, which do not share with each other."""
     sharing = probe.decide(offers(3), findings(3, apart=[(0, 2)]))
     assert sharing.nodes == (0, 0, 1)
@@ -57,13 +57,13 @@ def test_a_node_has_as_many_cells_as_its_smallest_member_has_room_for():
     assert probe.decide(given, findings(3, apart=[(0, 2), (1, 2)])).cells == (16, 16, 64)
 
 
-def test_without_an_offer_of_room_mpi_decides():
+def test_unknown_cell_counts_leave_nodes_to_mpi():
     sharing = probe.decide(offers(2, None), findings(2))
     assert (sharing.nodes, sharing.cells) == (None, None)
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs Linux")
-def test_two_probes_of_one_process_find_each_other_and_leave_nothing(tmp_path):
+def test_probes_find_each_other_and_leave_no_files(tmp_path):
     both = [probe.Probe("job", rank, folder=str(tmp_path)) for rank in range(2)]
     made = [one.offer() for one in both]
     found = [one.try_all(made) for one in both]
@@ -86,5 +86,5 @@ def test_a_file_of_another_job_is_not_taken_for_the_rank(tmp_path):
     there.close()
 
 
-def test_memory_that_is_not_what_it_should_be():
+def test_reading_memory_with_wrong_content_gives_a_reason():
     assert probe.read_memory(os.getpid(), 0, b"x" * 16)

@@ -22,7 +22,7 @@ def _read(connection):
     connection.send((view.tobytes(), view.flags.writeable))
 
 
-def test_another_process_sees_what_lies_there_and_what_comes_to_lie_there():
+def test_another_process_reads_current_and_later_arena_contents():
     arena = Arena()
     first, second = arena.take(10_000), arena.take(3 << 20)
     second[...] = 7
@@ -62,7 +62,7 @@ def test_memory_is_used_again_when_its_last_view_is_gone():
     assert arena.find(arena.take(1 << 20)) == place
 
 
-def test_a_process_that_is_another_one_is_not_taken_for_the_neighbour():
+def test_invitation_with_wrong_identity_raises():
     arena = Arena()
     pid, fd, _ = arena.invitation()
     with pytest.raises(OSError, match="another process"):
@@ -79,7 +79,7 @@ def test_many_buffers_need_few_file_descriptors():
     assert len({arena.find(one) for one in kept}) == 3000
 
 
-def test_places_are_right_while_another_thread_allocates():
+def test_found_place_is_constant_while_another_thread_allocates():
     arena = Arena()
     mine = arena.take(1 << 20)
     place = arena.find(mine)

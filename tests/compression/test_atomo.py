@@ -29,7 +29,7 @@ def test_atomos_variance_is_the_least():
             assert (magnitudes**2 / other).sum() >= least * (1 - 1e-9)
 
 
-def test_atomo_svd_sends_so_many_triples_on_average():
+def test_atomo_svd_sends_rank_triples_on_average():
     method, state = c.AtomoSVD(rank=3), c.State(shape=(30, 20))
     vector = rng.standard_normal(600).astype(np.float32)
     triples = []
@@ -39,7 +39,7 @@ def test_atomo_svd_sends_so_many_triples_on_average():
     assert np.mean(triples) == pytest.approx(3, abs=5 * np.std(triples) / 300**0.5)
 
 
-def test_atomo_sends_so_many_entries_on_average():
+def test_atomo_sends_the_requested_share_on_average():
     method, state = c.Atomo(0.1), c.State()
     vector = rng.standard_normal(500).astype(np.float32)
     sent = []
@@ -68,7 +68,7 @@ def test_atomo_svd_with_all_triples_is_the_matrix():
 
 
 @pytest.mark.parametrize("magnitudes", [[1e-300, 2e-300], [1e300, 1e308], [0.0, 5.0]])
-def test_probabilities_of_any_magnitudes(magnitudes):
+def test_probabilities_add_up_for_extreme_magnitudes(magnitudes):
     found = probabilities(np.array(magnitudes), 1)
     assert found.sum() == pytest.approx(1)
     assert (found >= 0).all()

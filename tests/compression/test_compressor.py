@@ -37,7 +37,7 @@ def test_tensors_are_those_of_the_policy():
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_what_is_saved_is_restored(tmp_path, late):
+def test_saved_states_are_restored(tmp_path, late):
     compressor = made()
     first, second = states(compressor)
     first.step, second.step = 3, 3
@@ -60,7 +60,7 @@ def test_what_is_saved_is_restored(tmp_path, late):
     assert first.step == 0
 
 
-def test_what_is_saved_is_for_its_own_variable(tmp_path):
+def test_saved_state_is_restored_only_to_its_variable(tmp_path):
     """Here the first layer is frozen after it was saved, so that others take its place."""
     compressor = made()
     states(compressor)[0].array("residual", np.ones(2000, np.float32))[...] = 7
@@ -76,7 +76,7 @@ def test_what_is_saved_is_for_its_own_variable(tmp_path):
     assert not again.tensor("e", gradient()).state.arrays
 
 
-def test_what_was_loaded_and_not_yet_used_is_saved_again(tmp_path):
+def test_loaded_but_unused_state_is_saved_again(tmp_path):
     compressor = made()
     states(compressor)[0].step = 5
     compressor.save(tmp_path / "x")
@@ -88,7 +88,7 @@ def test_what_was_loaded_and_not_yet_used_is_saved_again(tmp_path):
     assert states(last)[0].step == 5
 
 
-def test_other_numbers_of_processes_and_other_places(tmp_path, caplog):
+def test_remote_files_and_other_process_counts_are_ignored(tmp_path, caplog):
     made().save("gs://bucket/model.keras")
     assert "only to local files" in caplog.text
     Compressor(c.TopK(0.1), rank=0, size=3).save(tmp_path / "x")
@@ -96,7 +96,7 @@ def test_other_numbers_of_processes_and_other_places(tmp_path, caplog):
     assert "by another number of processes" in caplog.text
 
 
-def test_other_steps_give_another_number(tmp_path):
+def test_load_number_depends_on_the_step(tmp_path):
     numbers = []
     for step in (1, 2):
         compressor = made()
@@ -107,7 +107,7 @@ def test_other_steps_give_another_number(tmp_path):
     assert numbers[0] != numbers[1]
 
 
-def test_no_file_and_a_damaged_one(tmp_path):
+def test_missing_file_is_ignored_and_damaged_file_raises(tmp_path):
     compressor = made()
     assert compressor.load(tmp_path / "x") == 0
     stream = io.BytesIO()

@@ -6,7 +6,7 @@ from tfdist.compression.differences import advance, as_contraction, base
 
 
 @pytest.mark.parametrize("method", [TopK(0.2), Int8(), SignSGD(), WithoutFeedback(TopK(0.2))], ids=repr)
-def test_both_ends_have_the_same_and_follow_the_values(method):
+def test_sender_and_receiver_stay_equal_and_approach_the_values(method):
     method = as_contraction(method)
     state = State("a", shape=(20, 10))
     values = np.random.default_rng(0).normal(size=(20, 10))
@@ -18,7 +18,7 @@ def test_both_ends_have_the_same_and_follow_the_values(method):
     assert np.linalg.norm(receiver - values.reshape(-1)) < 0.1 * np.linalg.norm(values)
 
 
-def test_what_is_not_finite_changes_nothing():
+def test_non_finite_values_change_no_state():
     state, has = State("a", shape=(3,)), np.ones(3)
     assert advance(as_contraction(TopK(0.5)), np.array([1.0, np.inf, 0.0]), has, state) is None
     assert (has.tolist(), state.step) == ([1.0] * 3, 0)

@@ -10,7 +10,7 @@ rng = np.random.default_rng(3)
 
 
 @pytest.mark.parametrize("method", BIASED + UNBIASED, ids=str)
-def test_what_was_sent_and_the_residual_are_the_sum(method):
+def test_sent_vectors_and_residual_add_up_to_gradients(method):
     fed_back, state = c.ErrorFeedback(method), c.State(shape=(50, 60))
     gradients, sent = np.zeros(3000), np.zeros(3000)
     for step in range(30):
@@ -33,7 +33,7 @@ def test_the_residual_does_not_grow_without_bound(method):
     assert max(norms[100:]) < 2.5 * max(norms[:100])
 
 
-def test_wrapping():
+def test_only_plain_methods_can_be_wrapped():
     assert c.ErrorFeedback(c.TopK()) == c.ErrorFeedback(c.TopK())
     assert repr(c.WithoutFeedback(c.TopK(0.5))) == "WithoutFeedback(TopK(ratio=0.5))"
     with pytest.raises(TypeError, match="takes no error feedback"):

@@ -12,7 +12,7 @@ from tfdist.compression.feedback import with_feedback
 from tfdist.compression.fusion import fuse_reductions
 
 
-def test_together_every_tensor_gets_what_it_gets_alone():
+def test_fused_reductions_equal_separate_ones():
     """All methods in one bucket, on all routes, for several steps; in as many messages as a few tensors would take."""
     size, choices = 3, [None, *map(with_feedback, ALL)]
     alone, fused = ([World(choice, size, (30, 40 + place)) for place, choice in enumerate(choices)] for _ in range(2))
@@ -35,7 +35,7 @@ def test_together_every_tensor_gets_what_it_gets_alone():
     assert communicators[0].bytes_sent == pytest.approx(sent, rel=0.05)
 
 
-def test_sums_of_several_dtypes():
+def test_bucket_can_mix_compressed_and_plain_tensors():
     worlds = [World(None, 2, (60,)), World(with_feedback(c.PowerSGD(2)), 2, (40, 50)), World(None, 2, (70,))]
     vectors = [normals(2, int(np.prod(world.states[0].shape)), np.float16) for world in worlds]
     outs = [[np.empty_like(one) for one in vector] for vector in vectors]

@@ -52,7 +52,7 @@ def test_adversarial_sets_take_the_entropy_of_their_gaps(gaps):
         ([0, 1, 2**20, 2**20 + 1, 2**32], 2**33),
     ],
 )  # fmt: skip
-def test_corner_cases(members, total):
+def test_small_and_huge_index_sets_are_restored(members, total):
     members = np.array(members, np.int64)
     np.testing.assert_array_equal(coding.decode(coding.encode(members, total), total), members)
 
@@ -64,7 +64,7 @@ def test_indices_beyond_the_end_are_an_error():
 
 
 @pytest.mark.parametrize("cut", [0, 5, 15, 30])
-def test_cut_off(cut):
+def test_truncated_index_set_raises(cut):
     coded = coding.encode(np.flatnonzero(rng.random(10_000) < 0.1), 10_000)
     with pytest.raises(tfdist.PayloadError, match="damaged"):
         coding.decode(coded[:cut], 10_000)

@@ -32,18 +32,18 @@ def test_the_product_of_the_factors(rows, rank, columns, dtype):
     np.testing.assert_allclose(product(left, right, ones, np.subtract), 1 - expected, atol=tolerance + 1e-6)
 
 
-def test_no_factors_are_zeros():
+def test_factors_of_rank_0_give_zeros():
     """The factors of a matrix of zeros may have no columns."""
     np.testing.assert_array_equal(product(np.zeros((3, 0), np.float32), np.zeros((0, 4), np.float32)), 0)
 
 
-def test_factors_that_do_not_lie_together():
+def test_non_contiguous_factors_are_packed():
     left, right = rng.standard_normal((2, 6)).T, rng.standard_normal((4, 2)).T
     np.testing.assert_allclose(product(left, right), left @ right)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_parts_of_the_product_may_be_beyond_the_range(dtype):
+def test_overflow_in_partial_products_does_not_affect_the_sum(dtype):
     """Their sum is not: 2 a b - a b, where 2 a b is not representable."""
     most = float(np.finfo(dtype).max)
     half = most**0.5
@@ -54,7 +54,7 @@ def test_parts_of_the_product_may_be_beyond_the_range(dtype):
         np.testing.assert_allclose(found / most, [[expected]], rtol=1e-5)
 
 
-def test_what_is_beyond_the_range_is_the_largest_number():
+def test_product_beyond_the_range_saturates():
     most = np.finfo(np.float32).max
     left, right = np.array([[1e30], [-1e30]], np.float32), np.array([[1e30, 1.0]], np.float32)
     with np.errstate(over="ignore"):  # as the engine does
@@ -74,7 +74,7 @@ def test_what_is_beyond_the_range_is_the_largest_number():
         (1, (), (1, 1)),
     ],
 )
-def test_matrices(elements, shape, expected):
+def test_vectors_are_viewed_as_matrices(elements, shape, expected):
     vector = np.arange(float(elements))
     matrix = as_matrix(vector, shape)
     assert matrix.shape == expected

@@ -50,7 +50,7 @@ def knows_magnitudes(method):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("method", [m for m in ALL if not knows_magnitudes(m)], ids=str)
-def test_what_is_sent_scales_with_the_gradient(method, size):
+def test_decoded_sum_scales_with_the_gradient(method, size):
     """By powers of two, so that rounding does not differ."""
     given = vectors("normal", 1.0, size)
     expected = steps(World(with_feedback(method), size, (ROWS, COLUMNS)), given, given)
@@ -65,7 +65,7 @@ def test_what_is_sent_scales_with_the_gradient(method, size):
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("method", ALL, ids=str)
-def test_half_precision_up_to_its_limits(method, dtype, size):
+def test_half_precision_gradients_never_become_nan(method, dtype, size):
     limits = ml_dtypes.finfo(dtype)
     for scale in (limits.smallest_subnormal, limits.smallest_normal, 1.0, limits.max):
         for kind in ("normal", "equal", "spike"):

@@ -34,7 +34,7 @@ def test_freed_memory_is_handed_out_again():
     assert after < before / 10, found.stdout
 
 
-def test_what_users_have_set_counts():
+def test_user_settings_of_the_allocator_are_kept():
     assert memory.is_left_to_us("glibc", {"HOME": "/"})
     assert not memory.is_left_to_us("musl", {})
     assert not memory.is_left_to_us("glibc", {"MALLOC_TRIM_THRESHOLD_": "1000000"})

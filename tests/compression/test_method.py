@@ -26,13 +26,13 @@ class Plain(Method):
         methods.store(out, body.view(np.float32), combine)
 
 
-def test_it_is_described_by_what_it_was_made_with():
+def test_repr_lists_constructor_arguments():
     """Without an address: processes compare it."""
     assert repr(Plain(Route.EXCHANGE)) == f"Plain(route={Route.EXCHANGE!r}, unbiased=False, keeps_residual=False)"
 
 
 @pytest.mark.parametrize("route", Route)
-def test_linear_is_what_any_all_reduce_can_sum(route):
+def test_only_all_reduce_methods_are_linear(route):
     assert Plain(route).linear == (route is Route.ALL_REDUCE)
 
 
@@ -44,7 +44,7 @@ def test_biased_methods_that_keep_no_residual_need_feedback(unbiased, keeps_resi
     assert Plain(unbiased=unbiased, keeps_residual=keeps_residual).needs_feedback is needs
 
 
-def test_by_default_it_is_taken_for_uncompressed():
+def test_default_estimates_are_those_of_uncompressed_data():
     payload = Plain().encode(np.ones(1000, np.float32))
     assert payload.size == Plain().payload_bytes(1000)
     assert Plain().expected_ratio(1000) == 4000 / payload.size
@@ -68,7 +68,7 @@ def test_vectors_are_worked_on_as_float32_or_float64(dtype):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_is_finite(bad, dtype):
+def test_is_finite_detects_nan_and_infinity(bad, dtype):
     vector = np.ones(1001, dtype)
     assert methods.is_finite(vector)
     vector[500] = bad
@@ -92,13 +92,13 @@ def test_segments_make_up_the_whole(elements):
 
 
 @pytest.mark.parametrize(("combine", "found"), [(None, 3), (np.add, 8), (np.subtract, 2)])
-def test_store(combine, found):
+def test_store_assigns_or_combines(combine, found):
     out = np.full(4, 5.0)
     methods.store(out[1:3], np.full(2, 3.0), combine)
     assert out.tolist() == [5, found, found, 5]
 
 
-def test_nothing_is_packed_of_no_elements_and_of_no_numbers():
+def test_empty_and_nan_vectors_are_not_packed():
     """And the state stays as it was."""
     state = c.State()
     for vector in (np.zeros(0, np.float32), np.array([1, np.nan], np.float32)):
@@ -108,14 +108,14 @@ def test_nothing_is_packed_of_no_elements_and_of_no_numbers():
     assert state.step == 0
 
 
-def test_zeros_are_encoded_in_a_state_of_their_own():
+def test_encoding_zeros_does_not_change_the_state():
     state = c.State(shape=(2, 3))
     found = Plain().decode(Plain().encode_zeros(6, np.dtype(np.float64), state))
     assert (found.dtype, found.tolist()) == (np.float64, [0] * 6)
     assert state.step == 0
 
 
-def test_what_overflows_in_a_merge_is_the_largest_number():
+def test_overflow_in_merge_saturates():
     vectors = np.array([[1.0, 3e38], [2.0, 3e38], [4.0, -1.0]], np.float32)
     payloads = [Plain().encode(vector) for vector in vectors]
     with np.errstate(over="ignore"):
@@ -123,6 +123,6 @@ def test_what_overflows_in_a_merge_is_the_largest_number():
     assert Plain().decode(merged).tolist() == [7, LARGEST]
 
 
-def test_what_does_not_add_up_has_no_rounds():
+def test_rounds_of_a_non_linear_method_raise():
     with pytest.raises(TypeError, match=r"Plain\(.* has no rounds: its route must be Route\.ALL_REDUCE"):
         Plain().rounds(np.ones(3, np.float32), c.State())

@@ -22,7 +22,7 @@ def relative_error(found, vector):
     return float(np.linalg.norm(found - vector) / np.linalg.norm(vector))
 
 
-def test_every_method_is_among_those_that_are_tried():
+def test_list_of_tested_methods_is_complete():
     """A new one belongs into a list of `tests/compression/methods.py`, with a number of its own."""
     wrappers = {c.ErrorFeedback, c.WithoutFeedback, c.Schedule, c.FewerWorkers}
     public = {one for one in vars(c).values() if isinstance(one, type) and issubclass(one, c.Method)}
@@ -56,7 +56,7 @@ def test_zeros_stay_zeros(method):
 
 @pytest.mark.parametrize("method", ALL, ids=str)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_makes_all_nan_and_leaves_the_state(method, bad):
+def test_non_finite_vector_decodes_to_nan_and_keeps_state(method, bad):
     state = c.State()
     method.encode(normal(2000), state)
     kept = {name: array.copy() for name, array in state.arrays.items()}
@@ -72,7 +72,7 @@ def test_what_is_not_finite_makes_all_nan_and_leaves_the_state(method, bad):
 
 @pytest.mark.parametrize("method", [m for m in ALL if not isinstance(m, (c.Threshold, c.Strom, c.Float16))], ids=str)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_magnitudes_do_not_matter(method, scale):
+def test_vectors_of_any_magnitude_decode_to_finite_numbers(method, scale):
     """Tests the methods that have no absolute range."""
     vector = (scale * rng.standard_normal(4096)).astype(np.float32)
     found = method.decode(method.encode(vector, c.State()))
@@ -89,7 +89,7 @@ def test_float16_keeps_within_its_range():
 
 @pytest.mark.parametrize("method", ALL, ids=str)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
-def test_other_dtypes(method, dtype):
+def test_half_and_double_precision_vectors_are_encoded(method, dtype):
     vector = normal(3000, dtype)
     payload = method.encode(vector, c.State())
     found = method.decode(payload)
@@ -151,7 +151,7 @@ def test_the_expected_ratio_is_what_comes_out(method):
     ],
     ids=str,
 )  # fmt: skip
-def test_ratios(method, least):
+def test_compression_ratio_reaches_the_minimum(method, least):
     vector = rng.standard_normal(1_000_000).astype(np.float32)
     assert vector.nbytes / method.encode(vector, c.State()).size >= least
 
@@ -186,7 +186,7 @@ def test_the_mean_of_many_is_the_vector(method):
 
 
 @pytest.mark.parametrize("method", ALL, ids=str)
-def test_who_gets_feedback(method):
+def test_only_biased_methods_get_feedback(method):
     expected = method in BIASED
     assert isinstance(with_feedback(method), c.ErrorFeedback) == expected
 
@@ -258,7 +258,7 @@ class Halved(c.Method):
         out[...] = values if combine is None else combine(out, values)
 
 
-def test_a_method_of_ones_own():
+def test_custom_method_encodes_and_decodes():
     method = Halved(4)
     assert repr(method) == repr(Halved(4)) == "Halved(by=4)"  # processes compare it
     assert method.expected_ratio(1000) == pytest.approx(1, rel=0.01)
@@ -266,7 +266,7 @@ def test_a_method_of_ones_own():
     np.testing.assert_allclose(method.decode(method.encode(vector)), vector, rtol=1e-6)
 
 
-def test_a_payload_of_another_dtype():
+def test_payload_of_another_dtype_raises():
     payload = c.TopK(0.5).encode(normal(100).astype(np.float64))
     with pytest.raises(c_errors.PayloadError, match="float64; expected float32, as on this rank"):
         c.TopK(0.5).decode(payload, np.empty(100, np.float32))

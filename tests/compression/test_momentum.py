@@ -75,7 +75,7 @@ def test_sending_all_is_sgd_with_momentum(momentum, size):
     ],
     ids=str,
 )
-def test_what_is_not_compressed_gets_the_same_momentum(compression):
+def test_uncompressed_tensors_get_the_same_momentum(compression):
     training = Training(compression, 3)
     sgd, small = Sgd(0.9), slice(2000, None)
     for _ in range(20):
@@ -87,7 +87,7 @@ def test_what_is_not_compressed_gets_the_same_momentum(compression):
     assert list(training.compressors[0].traffic()) == compressed
 
 
-def test_a_schedule_goes_on_with_the_velocity():
+def test_velocity_continues_across_schedule_changes():
     """Also of compressed variables: a gradient sent in full has the momentum of uncompressed training."""
     method = c.DeepGradientCompression(1.0, 0.9)
     training = Training(c.Schedule({0: None, 5: method, 10: c.FewerWorkers(2), 15: method}), 2)
@@ -120,7 +120,7 @@ def test_velocities_are_saved(tmp_path):
     np.testing.assert_array_equal(again.step(given), training.step(given))
 
 
-def test_without_momentum_nothing_is_done_beside():
+def test_small_tensors_are_not_handled_without_momentum():
     for compression in (c.DeepGradientCompression(0.01, 0.0), c.TopK(0.01)):
         compressor = Compressor(compression)
         compressor.register(VARIABLES)
@@ -138,7 +138,7 @@ def test_methods_of_one_optimizer_agree():
     assert [compressor.tensor(one, gradient()).momentum for one in ("a", "c")] == [0.5, 0.9]
 
 
-def test_alone_momentum_is_all_that_is_done():
+def test_single_rank_applies_momentum_only():
     training, sgd = Training(c.DeepGradientCompression(0.01, 0.9), 1), Sgd(0.9)
     for _ in range(5):
         given = rng.standard_normal((40, 50)).astype(np.float32)

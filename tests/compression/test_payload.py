@@ -17,19 +17,19 @@ def written(method=3, dtype="float32", elements=100, body=BODY):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("body", [BODY, np.empty(0, np.uint8)])
-def test_what_was_written_is_read(dtype, body):
+def test_written_payload_is_read_back(dtype, body):
     found = payload.read(written(200, dtype, 1 << 40, body), 200, 1 << 40)
     assert (found.method, found.dtype, found.elements) == (200, np.dtype(dtype), 1 << 40)
     np.testing.assert_array_equal(found.body, body)
 
 
-def test_without_a_body_the_vector_was_not_finite():
+def test_missing_and_empty_bodies_are_distinguished():
     found = payload.read(written(body=None), 3)
     assert found.body is None
     assert payload.read(written(body=np.empty(0, np.uint8)), 3).body is not None, "an empty vector's is empty"
 
 
-def test_layout():
+def test_bytes_equal_the_documented_layout():
     """The table of the format, byte by byte: other versions read it."""
     data = written(17, "float64", 300).tobytes()
     assert len(data) == HEADER_BYTES + 7 == 24 + 7
@@ -41,12 +41,12 @@ def test_layout():
 
 
 @pytest.mark.parametrize("length", [0, 1, HEADER_BYTES - 1])
-def test_less_than_a_header(length):
+def test_payload_shorter_than_a_header_raises(length):
     with pytest.raises(PayloadError, match=f"at least 24 bytes; got {length}"):
         payload.read(written()[:length], 3)
 
 
-def test_a_body_that_is_cut_off():
+def test_truncated_body_raises():
     with pytest.raises(PayloadError, match="should have 7 bytes; got 6: it was cut off"):
         payload.read(written()[:-1], 3)
 
@@ -61,21 +61,21 @@ def test_every_changed_bit_is_noticed():
                 payload.read(changed, 3)
 
 
-def test_another_version():
+def test_another_version_raises():
     data = written()
     data[2] = 2
     with pytest.raises(PayloadError, match=r"version 1; got b'tg' and 2: .* another version of tfdist"):
         payload.read(data, 3)
 
 
-def test_of_another_method_or_vector():
+def test_payload_of_another_method_or_length_raises():
     with pytest.raises(PayloadError, match="made by method number 3; expected 4"):
         payload.read(written(), 4)
     with pytest.raises(PayloadError, match="a vector of 100 elements; expected 99"):
         payload.read(written(), 3, 99)
 
 
-def test_what_it_was_filled_up_with_is_taken_off():
+def test_padding_is_removed():
     for body in (BODY, None):
         filled = np.append(written(body=body), np.full(9, 255, np.uint8))
         with pytest.raises(PayloadError):
@@ -85,7 +85,7 @@ def test_what_it_was_filled_up_with_is_taken_off():
     assert payload.without_filling(filled[:5]).size == 5, "whoever reads it says what is wrong"
 
 
-def test_bytes_need_not_lie_together():
+def test_non_contiguous_payload_is_read():
     spread = np.empty(2 * written().size, np.uint8)
     spread[::2] = written()
     np.testing.assert_array_equal(payload.read(spread[::2], 3).body, BODY)

@@ -25,14 +25,14 @@ def test_biased_methods_get_feedback():
     assert at(c.FewerWorkers(2, c.TopK())) == c.FewerWorkers(2, c.ErrorFeedback(c.TopK()))
 
 
-def test_by_size():
+def test_by_size_chooses_by_number_of_elements():
     policy = c.by_size({0: None, 10: c.QSGD(), 1000: c.RandomK()})
     assert at(policy, shape=(3, 3)) is None
     assert at(policy, shape=(10,)) == c.QSGD()
     assert at(policy, shape=(10, 100)) == c.RandomK()
 
 
-def test_by_name():
+def test_by_name_chooses_by_first_matching_pattern():
     policy = c.by_name({"bias|gamma": None, "embed": c.QSGD()}, otherwise=c.skip_small(c.RandomK(), elements=50))
     assert at(policy, name="embedding/bias") is None
     assert at(policy, name="embedding/table", shape=(2,)) == c.QSGD()
@@ -41,7 +41,7 @@ def test_by_name():
     assert at(policy, shape=(5, 10)) == c.RandomK()
 
 
-def test_schedules():
+def test_schedule_chooses_by_step_and_repeats():
     schedule = c.Schedule({0: c.FewerWorkers(1), 10: None, 20: c.RandomK()}, every=100)
     steps = [at(schedule, step=step) for step in (0, 9, 10, 19, 20, 99, 100, 115)]
     few = c.FewerWorkers(1)
@@ -62,6 +62,6 @@ def test_schedules():
         (lambda: c.FewerWorkers(0), ValueError, "at least 1"),
     ],
 )
-def test_what_makes_no_sense(make, error, words):
+def test_invalid_policies_raise(make, error, words):
     with pytest.raises(error, match=words):
         make()

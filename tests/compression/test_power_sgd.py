@@ -38,14 +38,14 @@ def test_ranks_find_the_low_rank_of_their_sum_not_of_their_own(size):
 
 
 @pytest.mark.parametrize("shape", [(3, 40), (40, 3), (120,), (1, 120), (2, 3, 20)])
-def test_of_no_more_directions_than_there_are_the_matrix_is_whole(shape):
+def test_matrix_of_at_most_the_given_rank_is_exact(shape):
     """A tensor is a matrix of its last axis by all others."""
     state, method = c.State(shape=shape), c.PowerSGD(rank=10)
     vector = rng.standard_normal(120).astype(np.float32)
     np.testing.assert_allclose(method.decode(method.encode(vector, state)), vector, atol=1e-5)
 
 
-def test_zeros_are_followed_by_any_gradient():
+def test_gradient_after_zeros_is_decoded_exactly():
     """The direction of nothing is none to go on with."""
     state, method = c.State(shape=(10, 12)), c.PowerSGD(rank=1)
     assert not method.decode(method.encode(np.zeros(120, np.float32), state)).any()
@@ -53,7 +53,7 @@ def test_zeros_are_followed_by_any_gradient():
     np.testing.assert_allclose(method.decode(method.encode(vector, state)), vector, atol=1e-3)
 
 
-def test_its_bytes_grow_with_the_sides_and_the_rank():
+def test_payload_size_grows_with_sides_and_rank():
     sizes = [c.PowerSGD(rank).encode(np.ones(10_000, np.float32), c.State(shape=(100, 100))).size for rank in (1, 2)]
     assert sizes[1] - sizes[0] == 4 * (100 + 100)
     assert sizes[0] == pytest.approx(c.PowerSGD(1).payload_bytes(10_000), abs=8)

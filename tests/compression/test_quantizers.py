@@ -10,7 +10,7 @@ rng = np.random.default_rng(1)
 EVEN = pytest.mark.parametrize(("method", "most"), [(c.Int8(block=50), 127), (c.Int4(block=50), 7)], ids=str)
 
 
-def test_tern_grad_clips_at_so_many_standard_deviations():
+def test_tern_grad_clips_at_2_5_standard_deviations():
     vector = rng.standard_normal(4000).astype(np.float32)
     vector[7] = 100.0
     limit = 2.5 * float(np.sqrt(np.mean(vector.astype(np.float64) ** 2)))
@@ -117,7 +117,7 @@ def test_qsgds_levels_are_parts_of_the_blocks_norm(levels):
     assert (found * vector >= 0).all()
 
 
-def test_a_scale_that_is_too_small_to_divide_by_stands_for_zeros():
+def test_subnormal_block_decodes_to_zeros():
     for method in (c.Int8(), c.Int4(), c.QSGD(), c.TernGrad()):
         found = method.decode(method.encode(np.full(10, 1e-44, np.float32)))
         np.testing.assert_array_equal(found, 0)

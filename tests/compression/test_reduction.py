@@ -98,7 +98,7 @@ def test_the_mean_of_sums_is_the_sum(method):
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
 @pytest.mark.parametrize("method", [c.Float16(), c.TopK(0.5), c.PowerSGD(2), None], ids=str)
-def test_other_dtypes(method, dtype):
+def test_sum_keeps_half_and_double_precision(method, dtype):
     vectors = normals(2, 2000, dtype)
     total = World(method and with_feedback(method), 2, (40, 50)).step(vectors)
     assert total.dtype == dtype
@@ -109,7 +109,7 @@ def test_other_dtypes(method, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_what_is_not_compressed_travels_in_its_own_dtype(dtype):
+def test_uncompressed_half_precision_is_sent_as_two_bytes(dtype):
     world = World(with_feedback(c.TopK(0.01)), 2, (40, 50))
     world.step(normals(2, 2000, dtype))
     world.step(normals(2, 2000, dtype), choice=None)
@@ -117,7 +117,7 @@ def test_what_is_not_compressed_travels_in_its_own_dtype(dtype):
 
 
 @pytest.mark.parametrize("method", ALL, ids=str)
-def test_one_ranks_nan_makes_the_sum_nan_and_the_next_step_is_sound(method):
+def test_nan_of_one_rank_affects_one_step_only(method):
     world = World(with_feedback(method), 3, (50, 60))
     world.step(normals(3, 3000))
     vectors, residuals = normals(3, 3000), world.residuals()
@@ -128,7 +128,7 @@ def test_one_ranks_nan_makes_the_sum_nan_and_the_next_step_is_sound(method):
     assert np.isfinite(world.step(normals(3, 3000))).all()
 
 
-def test_scheduled_to_nothing_what_was_unsent_is_sent():
+def test_residual_is_sent_when_compression_ends():
     world = World(with_feedback(c.TopK(0.01)), 2, (40, 50))
     first, second = normals(2, 2000), normals(2, 2000)
     summed = world.step(first) + world.step(second, choice=None)
@@ -136,7 +136,7 @@ def test_scheduled_to_nothing_what_was_unsent_is_sent():
     assert not world.residuals().any()
 
 
-def test_nothing_is_lost_where_a_schedule_changes_methods():
+def test_residuals_are_kept_when_methods_change():
     """Between routes that keep residuals in different places, and at the end to none."""
     choices = [c.Int8(), c.TopK(0.01), c.OneBit(), c.Int4(), c.PowerSGD(2), c.DeepGradientCompression(0.05, 0.0)]
     choices += [c.Int4(), c.RandomK(1.0), c.OneBit(), None]
@@ -152,7 +152,7 @@ def test_nothing_is_lost_where_a_schedule_changes_methods():
     assert not world.residuals().any()
 
 
-def test_what_was_unsent_is_sent_by_a_method_without_feedback():
+def test_method_without_feedback_sends_earlier_residuals():
     world = World(with_feedback(c.TopK(0.01)), 2, (40, 50))
     first, second = normals(2, 2000), normals(2, 2000)
     summed = world.step(first) + world.step(second, choice=with_feedback(c.WithoutFeedback(c.TopK(1.0))))
@@ -162,7 +162,7 @@ def test_what_was_unsent_is_sent_by_a_method_without_feedback():
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("method", [c.Int4(), c.OneBit(), c.TopK(0.01)], ids=str)
-def test_nan_leaves_all_residuals_of_its_rank(method, size):
+def test_nan_does_not_change_residuals_of_its_rank(method, size):
     world = World(with_feedback(method), size, (50, 60))
     world.step(normals(size, 3000))
     before = {name: array.copy() for name, array in world.states[1].saved() if "residual" in name}
@@ -196,7 +196,7 @@ def test_two_ranks_vote(method):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("method", [m for m in ALL if m in BIASED], ids=str)
-def test_a_gradient_that_overflows_spoils_its_step_only(method, size):
+def test_sums_are_finite_after_an_overflowing_gradient(method, size):
     world = World(with_feedback(method), size, (50, 60))
     with np.errstate(all="ignore"):
         world.step([np.full(3000, 1e37, np.float32) for _ in range(size)])
@@ -206,7 +206,7 @@ def test_a_gradient_that_overflows_spoils_its_step_only(method, size):
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_who_has_nothing_does_not_vote(scaled):
+def test_ranks_with_zeros_do_not_vote(scaled):
     method = c.SignSGD(scaled=scaled)
     vectors = normals(4, 2000)
     for choice in (c.FewerWorkers(1, with_feedback(method)), with_feedback(method)):
@@ -215,7 +215,7 @@ def test_who_has_nothing_does_not_vote(scaled):
     assert not World(with_feedback(method), 4, (2000,)).step([np.zeros(2000, np.float32)] * 4).any()
 
 
-def test_fewer_workers():
+def test_fewer_workers_scales_the_sum_of_participants():
     world = World(c.FewerWorkers(2), 4, (2000,))
     vectors = normals(4, 2000)
     np.testing.assert_allclose(world.step(vectors), 2 * (vectors[0] + vectors[1]), rtol=1e-5, atol=1e-9)

@@ -56,7 +56,7 @@ def test_a_column_of_one_bit_is_the_last_axis_until_it_is_long_enough(shape, col
     assert c.OneBit().granule(shape) == column
 
 
-def test_one_bit_of_a_last_column_that_is_not_full():
+def test_one_bit_averages_a_partial_last_column():
     """Its means are of what there is."""
     vector = np.concatenate([np.full(1024, 1.0), [-4.0, -2.0, 6.0]]).astype(np.float32)
     found = c.OneBit().decode(c.OneBit().encode(vector))

@@ -8,7 +8,7 @@ rng = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("indices", [[], [0], [99], [3, 4, 70], list(range(100))])
-def test_what_was_packed_is_unpacked(indices):
+def test_unpacked_indices_and_values_equal_packed_ones(indices):
     indices = np.array(indices, np.int64)
     values, signs = rng.standard_normal(indices.size).astype(np.float32), np.packbits(indices % 2 == 0)
     found, rest = sparse.unpack(sparse.pack(indices, 100, values, signs), 100)
@@ -24,7 +24,7 @@ def test_arrays_of_several_dtypes_follow_each_other():
 
 
 @pytest.mark.parametrize("length", [0, 7])
-def test_less_than_a_length(length):
+def test_body_shorter_than_its_length_field_raises(length):
     body = sparse.pack(np.array([5]), 10)
     with pytest.raises(PayloadError, match=f"at least 8 bytes; got {length}"):
         sparse.unpack(body[:length], 10)
@@ -39,12 +39,12 @@ def test_a_false_length_is_an_error():
             sparse.unpack(damaged, 1000)
 
 
-def test_indices_of_a_longer_vector():
+def test_index_beyond_the_vector_raises():
     with pytest.raises(PayloadError, match="between 0 and 8; got 9 to 9"):
         sparse.unpack(sparse.pack(np.array([9]), 10), 9)
 
 
-def test_values():
+def test_values_of_wrong_byte_count_raise():
     data = np.array([1.5, -2], np.float32).view(np.uint8)
     np.testing.assert_array_equal(sparse.values_of(data, np.dtype(np.float32), 2), [1.5, -2])
     np.testing.assert_array_equal(sparse.values_of(np.append(data, data)[3:11], np.dtype(np.uint8), 8).size, 8)
@@ -53,7 +53,7 @@ def test_values():
             sparse.values_of(data, np.dtype(np.float32), count)
 
 
-def test_scatter():
+def test_scatter_combines_or_overwrites_at_indices():
     indices, values = np.array([1, 3]), np.array([10.0, 20.0])
     out = np.ones(5)
     sparse.scatter(out, indices, values, np.subtract)
@@ -64,7 +64,7 @@ def test_scatter():
 
 @pytest.mark.parametrize("elements", [0, 1, 1 << 14, (1 << 14) + 1, 50_000])
 @pytest.mark.parametrize("bound", [0.0, 0.5, 10.0])
-def test_at_least(elements, bound):
+def test_at_least_equals_numpy_across_segments(elements, bound):
     """Across the segments that are processed one by one."""
     vector = rng.standard_normal(elements).astype(np.float32)
     found = sparse.at_least(vector, bound)
@@ -88,7 +88,7 @@ def test_zeros_are_never_among_the_largest(dtype):
         assert sparse.largest(vector, 1).size == 1
 
 
-def test_the_largest_of_a_vector_whose_sample_misleads():
+def test_largest_is_exact_for_an_unrepresentative_sample():
     """All large elements are outside the sample, or all are in it."""
     elements, count = 1 << 17, 100
     stride = max(8, elements // sparse._SAMPLE) | 1

@@ -51,7 +51,7 @@ def test_deep_gradient_compression_warms_up_and_clips():
     ("ratio", "elements", "count"),
     [(0.01, 1000, 10), (0.01, 3, 1), (1.0, 5, 5), (0.5, 1, 1), (1e-9, 7, 1), (0.5, 0, 0)],
 )
-def test_how_many_elements_are_sent(ratio, elements, count):
+def test_wanted_count_is_the_ratio_but_at_least_one(ratio, elements, count):
     """At least one, of a vector that has any."""
     assert sparsifiers.wanted(ratio, elements) == count
 
@@ -71,7 +71,7 @@ def test_threshold_may_send_nothing():
 
 @pytest.mark.parametrize("elements", [1, 10, 1003])
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 1.0])
-def test_random_k_draws_one_of_each_stretch_and_sends_it_as_often_as_the_stretch_is_long(ratio, elements):
+def test_random_k_scales_one_element_by_its_stretch_length(ratio, elements):
     """Also where stretches are not of one length."""
     count = sparsifiers.wanted(ratio, elements)
     vector = np.arange(1.0, elements + 1)
@@ -98,7 +98,7 @@ def test_random_k_saturates_what_is_beyond_the_range():
     assert found.max() == np.finfo(np.float32).max
 
 
-def test_what_deep_gradient_compression_sends_it_keeps_no_more():
+def test_dgc_clears_residual_and_velocity_of_sent_elements():
     """Neither as residual nor, by factor masking, as velocity."""
     method, state = c.DeepGradientCompression(ratio=0.5, momentum=0.9), c.State()
     method.encode(np.array([1.0, 5.0, -7.0, 0.5], np.float32), state)

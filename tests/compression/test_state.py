@@ -20,7 +20,7 @@ def draw(state, shared=False):
     return state.generator(shared).random()
 
 
-def test_all_ranks_draw_the_same_where_they_are_to():
+def test_shared_generators_draw_equal_numbers_on_all_ranks():
     states = [State("x", rank, 3, seed=7) for rank in range(3)]
     assert len({draw(state, shared=True) for state in states}) == 1
     assert len({draw(state) for state in states}) == 3
@@ -38,7 +38,7 @@ def test_numbers_differ_by_name_seed_and_step():
     assert draw(states[0]) in numbers, "a generator begins anew"
 
 
-def test_parts():
+def test_part_inherits_attributes_and_follows_the_step():
     state = State("x", rank=1, size=2, seed=3, shape=(4, 5))
     state.step = 6
     part = state.part("for 0")
@@ -64,11 +64,11 @@ def divided(rank=0):
     return state
 
 
-def test_a_tensor_is_whole_at_first():
+def test_new_state_has_no_parts():
     assert State().parts == []
 
 
-def test_divided_in_the_same_way_all_stays():
+def test_dividing_equally_again_keeps_residuals():
     state = divided()
     assert state.parts == parts(2, 5)
     state.divide(parts(2, 5))
@@ -77,7 +77,7 @@ def test_divided_in_the_same_way_all_stays():
 
 
 @pytest.mark.parametrize("others", [parts(4, 5), []])
-def test_what_other_parts_have_left_the_tensor_has(others):
+def test_new_division_moves_residuals_of_parts_to_the_tensor(others):
     """Residuals keep their places; that of the sum belongs to this rank's part."""
     for rank, expected in enumerate([[11, 12, 3, 4, 5], [1, 2, 13, 14, 15]]):
         state = divided(rank)
@@ -88,7 +88,7 @@ def test_what_other_parts_have_left_the_tensor_has(others):
         assert "residual" not in state.part("for 0").arrays
 
 
-def test_parts_that_left_nothing():
+def test_division_without_residuals_creates_none():
     state = State(size=2)
     state.divide(parts(2, 5))
     state.part("for 0")
@@ -112,7 +112,7 @@ def restored(saved, **made):
     return state
 
 
-def test_what_is_saved_comes_back():
+def test_saved_state_is_restored_in_any_order():
     """Paths of a checkpoint; the order does not matter."""
     state = divided(1)
     state.step = 9
@@ -131,7 +131,7 @@ def test_what_is_saved_comes_back():
         assert found.parts == parts(2, 5)
 
 
-def test_what_comes_back_is_a_copy():
+def test_restored_array_is_a_copy():
     residual = np.ones(3)
     state = restored({"arrays/residual": residual})
     state.arrays["residual"] += 1

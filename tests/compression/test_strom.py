@@ -10,7 +10,7 @@ rng = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_body(dtype):
+def test_body_holds_indices_signs_and_tau(dtype):
     """Indices, a bit for each, set where it is negative, and τ as a float32."""
     vector = np.zeros(20, dtype)
     vector[[1, 4, 5, 6, 7, 8, 10, 12, 19]] = [2, -2, 3, 1.5, 2, -9, 2, 2, -1.5]
@@ -20,21 +20,21 @@ def test_body(dtype):
 
 
 @pytest.mark.parametrize("tau", [0.1, 1 / 3])
-def test_tau_of_a_vector_of_double_precision(tau):
+def test_element_of_exactly_tau_is_sent_in_double_precision(tau):
     """An element of exactly τ is sent, and all ranks decode the same τ."""
     vector = np.array([tau, -tau, tau * (1 - 1e-12)])
     found = c.Strom(tau=tau).decode(c.Strom(tau=tau).encode(vector))
     np.testing.assert_array_equal(found, np.float32(tau) * np.array([1, -1, 0]))
 
 
-def test_tau_of_a_density_is_what_the_last_of_them_has():
+def test_density_takes_tau_from_the_smallest_sent_element():
     vector = np.array([0.5, -4, 0.25, 3, 0, -2], np.float32)
     found = c.Strom(density=0.5).decode(c.Strom(density=0.5).encode(vector))
     np.testing.assert_array_equal(found, [0, -2, 0, 2, 0, -2])
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.3, 1.0])
-def test_so_many_are_sent(density):
+def test_share_of_sent_elements_equals_the_density(density):
     vector = rng.standard_normal(10_000).astype(np.float32)
     found = c.Strom(density=density).decode(c.Strom(density=density).encode(vector))
     assert np.count_nonzero(found) == round(10_000 * density)
@@ -50,7 +50,7 @@ def test_elements_of_one_size_are_not_all_sent():
 
 
 @pytest.mark.parametrize("method", [c.Strom(tau=100.0), c.Strom(density=0.01)], ids=str)
-def test_nothing_to_send(method):
+def test_payload_without_elements_changes_nothing(method):
     vector = rng.standard_normal(50).astype(np.float32) if method.tau else np.zeros(50, np.float32)
     out = np.ones(50, np.float32)
     method.decode(method.encode(vector), out, np.add)
@@ -58,7 +58,7 @@ def test_nothing_to_send(method):
 
 
 @pytest.mark.parametrize("change", [lambda body: body[:-1], lambda body: np.append(body, np.uint8(0))])
-def test_damage_that_the_checksum_cannot_see(change):
+def test_body_of_wrong_length_raises(change):
     body = c.Strom(tau=1.0).pack(np.full(30, 2, np.float32), State())
     with pytest.raises(PayloadError, match="1 values of float32 were expected; got"):
         c.Strom(tau=1.0).unpack(change(body), np.empty(30, np.float32))
@@ -98,7 +98,7 @@ def test_strom_sends_the_share_that_was_asked_for(scales, density, seed):
         assert max(norms[200:]) < 1.2 * max(norms[100:200])
 
 
-def test_strom_sends_nothing_of_zeros_and_all_there_is_of_few():
+def test_strom_sends_no_zeros():
     method = c.Strom(density=0.5)
     for vector in (np.zeros(10, np.float32), np.array([0, 3, 0, -1] + [0] * 10, np.float32)):
         found = method.decode(method.encode(vector))

@@ -49,7 +49,7 @@ def test_sums_keep_dtypes_shapes_and_order(ranks, size, call):
 
 @pytest.mark.parametrize("call", [eagerly, in_a_graph])
 @arrays_of(DTYPES, [(), (0,), (1, 1)])
-def test_a_tensor_alone(ranks, call, dtype, shape):
+def test_single_tensor_is_summed_without_packing(ranks, call, dtype, shape):
     """A single tensor is not packed together with others."""
     for (found,) in ranks(2)(lambda group: reduced(group, call, [np.full(shape, 3).astype(dtype)])):
         assert (found.dtype, found.shape) == (dtype, shape)
@@ -69,7 +69,7 @@ def test_every_rank_gets_the_same_bits(ranks, size, call):
 
 @BOTH_WAYS
 @pytest.mark.parametrize("combine", [np.maximum, np.minimum, np.multiply])
-def test_other_combinations(ranks, size, call, combine):
+def test_maxima_minima_and_products_equal_numpys(ranks, size, call, combine):
     def given(rank):
         return np.array([rank + 1, -rank, 2])
 
@@ -78,7 +78,7 @@ def test_other_combinations(ranks, size, call, combine):
         np.testing.assert_array_equal(found[0], expected)
 
 
-def test_shapes_that_only_the_tensors_tell(ranks):
+def test_tensors_of_unknown_static_shape_are_summed(ranks):
     """Such a tensor travels alone, as nobody knows how long it is when buckets are packed."""
     specs = [tf.TensorSpec([None, 2]), tf.TensorSpec(None), tf.TensorSpec([3])]
 
@@ -100,7 +100,7 @@ def test_shapes_that_only_the_tensors_tell(ranks):
 
 
 @BOTH_WAYS
-def test_means(ranks, size, call):
+def test_means_of_halves_and_integers_are_exact(ranks, size, call):
     """Means of integers are rounded towards zero; means of halves do not overflow."""
     given = [np.full(2, 60_000, np.float16), np.array([-7, 7])]
     for halves, integers in ranks(size)(
@@ -111,7 +111,7 @@ def test_means(ranks, size, call):
 
 
 @BOTH_WAYS
-def test_a_weight_of_zero_leaves_out_whatever_a_rank_holds(ranks, size, call):
+def test_zero_weight_excludes_nan_of_a_rank(ranks, size, call):
     def work(group):
         given = [np.array([1.0, 2.0]), np.full(3, 4, np.float16)]
         weight = tf.constant(0.5, tf.float64)
@@ -140,7 +140,7 @@ def test_inputs_are_not_written(ranks, call):
 
 
 @pytest.mark.parametrize("call", [eagerly, in_a_graph])
-def test_some_compressed_others_not(ranks, call):
+def test_compressed_and_plain_tensors_are_summed_together(ranks, call):
     """A third has more decimals than float16 keeps."""
 
     def work(group):
@@ -158,7 +158,7 @@ def test_some_compressed_others_not(ranks, call):
         assert list(traffic) == ["a/kernel"]
 
 
-def test_in_a_graph_all_are_posted_before_any_is_waited_for(ranks):
+def test_graph_posts_all_buckets_before_waiting(ranks):
     """One host call for each bucket; the last one also waits."""
     large = buckets.ALONE_BYTES // 4
     one, _ = ranks(2).groups
@@ -170,7 +170,7 @@ def test_in_a_graph_all_are_posted_before_any_is_waited_for(ranks):
     assert {tensor.op for tensor in calls[2].inputs} >= set(calls[:2])
 
 
-def test_ranks_with_other_shapes_are_told(ranks):
+def test_different_shapes_raise_mismatch_error(ranks):
     """In a graph, where keys hold no shapes; eagerly such ranks wait for different keys."""
     both = ranks(2)
     with pytest.raises(tf.errors.OpError, match=r"MismatchError: .* float64 \(2,\)"):
@@ -178,7 +178,7 @@ def test_ranks_with_other_shapes_are_told(ranks):
     assert isinstance(both.groups[0].failure or both.groups[1].failure, MismatchError)
 
 
-def test_what_a_bucket_carries_is_known_by_name(ranks):
+def test_pending_call_lists_the_names_of_its_tensors(ranks):
     engine = ranks(2).groups[0].engine
     bridge = Bridge(Group(engine))
     bridge._collect = lambda handle, blocking=False: tf.zeros(5)  # the other rank does not come
@@ -186,13 +186,13 @@ def test_what_a_bucket_carries_is_known_by_name(ranks):
     assert [pending.contents for pending in engine.under_way()] == ["a/kernel, a/bias"]
 
 
-def test_no_tensors(ranks):
+def test_all_reduce_of_no_tensors_returns_an_empty_list(ranks):
     assert ranks(2).groups[0].engine.statistics.collectives == 0
     assert Bridge(ranks(2).groups[0]).all_reduce([]) == []
 
 
 @pytest.mark.parametrize("call", [eagerly, in_a_graph])
-def test_alone_nothing_is_communicated(call):
+def test_single_process_communicates_nothing(call):
     group = world.current().group
     before = group.engine.statistics.collectives
     given = [np.array([1.0, np.nan]), np.array([3, 4], np.int8), np.array([True, False])]
@@ -202,7 +202,7 @@ def test_alone_nothing_is_communicated(call):
 
 
 @pytest.mark.parametrize("call", [eagerly, in_a_graph])
-def test_alone_a_tensor_gets_its_methods_momentum(call):
+def test_single_process_applies_the_methods_momentum(call):
     compressor = Compressor(c.DeepGradientCompression(0.01, 0.5))
     compressor.register({"a": ("a/kernel", (40, 50))})
     given = tf.ones([40, 50])

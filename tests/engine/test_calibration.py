@@ -19,7 +19,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_is_stored_is_loaded_for_the_same_machine_only(cache):
+def test_calibration_is_loaded_on_the_same_machine_only(cache):
     here, there = calibration.machine((0, 0)), calibration.machine((0, 0, 1))
     assert calibration.load(here) is None
     path = calibration.store(TYPICAL, here)
@@ -36,7 +36,7 @@ def test_a_file_from_another_machine_is_an_error_that_names_what_differs(cache, 
 
 
 @pytest.mark.parametrize("text", ["", "{}", json.dumps({"machine": {}, "calibration": {"host": {}}})])
-def test_a_damaged_file(cache, monkeypatch, text):
+def test_damaged_calibration_file_raises(cache, monkeypatch, text):
     path = cache / "mine.json"
     path.write_text(text)
     monkeypatch.setenv(calibration.VARIABLE, str(path))
@@ -44,7 +44,7 @@ def test_a_damaged_file(cache, monkeypatch, text):
         calibration.load(calibration.machine((0, 0)))
 
 
-def test_a_file_that_is_named_and_not_there(cache, monkeypatch):
+def test_missing_calibration_file_raises(cache, monkeypatch):
     monkeypatch.setenv(calibration.VARIABLE, str(cache / "none.json"))
     with pytest.raises(CalibrationError, match="No such file"):
         calibration.load(calibration.machine((0, 0)))

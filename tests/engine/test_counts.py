@@ -12,7 +12,7 @@ def raising(total):
 
 
 @BOTH_WAYS
-def test_sums_of_tensors_and_of_what_the_host_knows(ranks, size, call):
+def test_tensor_and_host_counts_are_summed(ranks, size, call):
     def work(group):
         learned = []
         counts = CountReducer(group, "things", lambda: 10 + group.rank, learned.append)
@@ -25,7 +25,7 @@ def test_sums_of_tensors_and_of_what_the_host_knows(ranks, size, call):
 
 
 @BOTH_WAYS
-def test_one_process_ends_it_on_all(ranks, size, call):
+def test_nonzero_count_of_one_rank_stops_all_ranks(ranks, size, call):
     def work(group):
         wishes = [0, 0]
         counts = CountReducer(group, "things", lambda: wishes[0], raising)

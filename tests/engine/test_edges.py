@@ -34,7 +34,7 @@ def test_a_tensor_arrives_as_it_was_sent(ranks, call, dtype, shape):
 
 
 @WAYS
-def test_edges_are_told_apart_by_name_and_calls_by_order(ranks, call):
+def test_tensors_are_matched_by_edge_name_and_order(ranks, call):
     """The receiver takes them in another order than the sender sends them, and through other groups."""
 
     def work(group):
@@ -54,7 +54,7 @@ def test_edges_are_told_apart_by_name_and_calls_by_order(ranks, call):
 
 
 @WAYS
-def test_expected_tensors_come_while_nobody_waits(ranks, call):
+def test_expected_tensors_are_received_before_later_ones(ranks, call):
     """Those that were not expected come behind them."""
 
     def work(group):
@@ -117,7 +117,7 @@ def test_groups_have_edges_of_their_own(ranks):
     assert ranks(3)(work)[1] == [2, 1, 0]
 
 
-def test_what_is_sent_may_be_overwritten_once_the_receiver_has_it(ranks):
+def test_variable_may_change_after_an_unreceived_send(ranks):
     """And a send does not wait for its receiver."""
     first, second = ranks(2).groups
     variable = tf.Variable([1.0, 2.0])
@@ -127,7 +127,7 @@ def test_what_is_sent_may_be_overwritten_once_the_receiver_has_it(ranks):
 
 
 @WAYS
-def test_the_sender_decides_what_a_spec_leaves_open(ranks, call):
+def test_received_tensor_has_the_senders_number_of_rows(ranks, call):
     def work(group):
         edges = Edges(group)
         if group.rank == 0:
@@ -148,7 +148,7 @@ def test_the_sender_decides_what_a_spec_leaves_open(ranks, call):
     assert shapes == ([[None, 2]] * 2 if call is in_a_graph else [[3, 2], [0, 2]])
 
 
-def test_both_ways_at_once(ranks):
+def test_two_ranks_send_to_each_other_before_receiving(ranks):
     """Each of two sends before it receives."""
 
     def work(group):
@@ -175,7 +175,7 @@ def test_another_shape_is_an_error_that_names_the_edge(ranks):
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [([3], tf.float64), ([3, 1], tf.float32)], ids=["dtype", "dimensions"])
-def test_another_dtype_or_number_of_dimensions_is_found_before_anything_is_sent(ranks, shape, dtype):
+def test_different_dtype_or_dimensions_raise_before_sending(ranks, shape, dtype):
     def work(group):
         if group.rank == 0:
             Edges(group).send(tf.ones(shape, dtype), 1, "rows")
@@ -186,7 +186,7 @@ def test_another_dtype_or_number_of_dimensions_is_found_before_anything_is_sent(
         ranks(2)(work)
 
 
-def test_ranks_that_no_edge_runs_between(ranks):
+def test_edges_to_invalid_ranks_raise(ranks):
     edges = Edges(ranks(3).groups[1])
     for other in (-1, 3):
         with pytest.raises(ValueError, match=f"between ranks from 0 to 2; got {other}"):

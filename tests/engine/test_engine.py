@@ -66,7 +66,7 @@ def on_both(engines, work):
     return results
 
 
-def test_collectives_meet_by_key_whatever_the_order(engines):
+def test_collectives_are_matched_by_key_in_any_order(engines):
     made, _ = engines
 
     def work(rank, engine):
@@ -80,7 +80,7 @@ def test_collectives_meet_by_key_whatever_the_order(engines):
     assert on_both(made, work) == [(3.0, 21.0)] * 2
 
 
-def test_posted_work_moves_while_nobody_waits(engines):
+def test_posted_collective_progresses_without_waiting(engines):
     made, _ = engines
     arrived = threading.Event()
 
@@ -94,7 +94,7 @@ def test_posted_work_moves_while_nobody_waits(engines):
     assert on_both(made, work) == [2.0, 2.0]
 
 
-def test_many_calls_of_one_key_in_flight(engines):
+def test_concurrent_calls_of_one_key_are_matched_in_order(engines):
     made, _ = engines
 
     def work(rank, engine):
@@ -107,7 +107,7 @@ def test_many_calls_of_one_key_in_flight(engines):
     assert on_both(made, work) == [[0.0, 2.0, 4.0, 6.0]] * 2
 
 
-def test_deadline(engines):
+def test_missing_rank_raises_timeout_in_this_and_later_calls(engines):
     made, _ = engines
     with pytest.raises(CollectiveTimeoutError, match=r"rank 0 waited 0.3 s in alone \(call 1\)"):
         made[0].run("alone", ring.all_reduce(np.ones(3)))
@@ -115,7 +115,7 @@ def test_deadline(engines):
         made[0].run("other", ring.all_reduce(np.ones(3)))
 
 
-def test_departed_rank_that_never_took_part(engines):
+def test_waiting_for_a_departed_rank_raises(engines):
     made, control = engines
     control.names[1], control.departed[1] = "rank 1, worker 1,", {}
     with pytest.raises(PeerLostError, match=r"rank 0 waits in x .* but rank 1, worker 1, has ended its script"):
@@ -136,7 +136,7 @@ def test_broken_transfer_is_explained_by_the_rank_that_caused_it(engines):
     assert made[0].failure is cause
 
 
-def test_what_breaks_here_is_told_to_the_others(engines):
+def test_local_failure_is_reported_to_other_ranks(engines):
     made, control = engines
 
     def breaks(comm, tag):
@@ -165,7 +165,7 @@ def test_a_schedule_that_failed_is_not_taken_for_done(engines):
         made[0].wait(pending)
 
 
-def test_counts():
+def test_counts_are_kept_per_key():
     world, control = LocalWorld(1), Agreeing()
     engine = Engine(world.communicator(0), control, Timeouts(), tags=100)
     for _ in range(3):
@@ -174,7 +174,7 @@ def test_counts():
     assert engine.counts() == {0: 3, 1: 1}
 
 
-def test_key_that_two_threads_use_first_is_asked_for_once(engines):
+def test_new_key_is_requested_once_by_concurrent_threads(engines):
     made, control = engines
     asked = []
     answer = control.ask
@@ -229,7 +229,7 @@ class Undoing(Agreeing):
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
-def test_calls_that_ranks_differ_in_do_not_count(is_alone):
+def test_refused_calls_raise_and_are_not_counted(is_alone):
     """The job goes on if a rank has nothing else under way."""
     world, control = LocalWorld(2), Undoing()
     made = [Engine(world.communicator(rank), control, Timeouts(collective=20), tags=1 << 20) for rank in range(2)]
@@ -292,7 +292,7 @@ def test_more_calls_of_one_key_than_tags():
             engine.close()
 
 
-def test_calls_of_a_key_start_in_order_although_its_number_comes_while_the_queue_is_read():
+def test_calls_start_in_order_when_key_number_arrives_late():
     class Held(Agreeing):
         def ask(self, make, then, refused):
             self.answer = then
@@ -327,7 +327,7 @@ def test_calls_of_a_key_start_in_order_although_its_number_comes_while_the_queue
     assert started == list(range(calls))
 
 
-def test_groups_of_other_members_may_use_one_key(engines):
+def test_different_groups_can_use_equal_keys(engines):
     made, _ = engines
 
     def work(rank, engine):
@@ -359,7 +359,7 @@ def posted(engine, *members):
 DIED = PeerLostError("rank 2 died")
 
 
-def test_a_rank_that_shares_no_group_with_a_lost_one_goes_on(one_of_three):
+def test_rank_without_common_group_survives_a_lost_rank(one_of_three):
     pair = posted(one_of_three, 0, 1)
     assert one_of_three.survives(2, DIED)
     assert one_of_three.unnoticed is None
@@ -393,7 +393,7 @@ def test_only_the_groups_of_a_lost_rank_fail(one_of_three):
     assert Group(one_of_three, (0, 1)).failure is None
 
 
-def test_who_polls_learns_of_failures(one_of_three):
+def test_check_raises_failures_of_its_group(one_of_three):
     """Nobody waits, who would learn of them from the control connection."""
     posted(one_of_three, 0, 1)
     assert one_of_three.survives(2, DIED)
@@ -409,7 +409,7 @@ def test_who_polls_learns_of_failures(one_of_three):
     assert one_of_three.failure is one_of_three.control.failure
 
 
-def test_where_no_transfer_outlives_a_death_all_end():
+def test_no_rank_survives_when_transfers_cannot_outlive_others():
     communicator = LocalWorld(3).communicator(0)
     communicator.outlives_others = False
     engine = Engine(communicator, Agreeing(), Timeouts(), tags=1 << 20)

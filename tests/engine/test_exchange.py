@@ -60,7 +60,7 @@ def test_gather_of_strings(ranks, size, call):
 
 @BOTH_WAYS
 @arrays_of(DTYPES, [(), (0, 2), (5, 3)])
-def test_broadcast_is_the_roots(ranks, size, call, dtype, shape):
+def test_broadcast_gives_all_ranks_the_roots_tensor(ranks, size, call, dtype, shape):
     values = np.random.default_rng(0).integers(0, 2, (size, *shape)).astype(dtype)
     for root in range(size):
         for found in ranks(size)(
@@ -70,7 +70,7 @@ def test_broadcast_is_the_roots(ranks, size, call, dtype, shape):
             np.testing.assert_array_equal(found, values[root])
 
 
-def test_broadcast_once_compares_what_it_is_told(ranks):
+def test_broadcast_once_raises_for_different_signatures(ranks):
     def work(group, key, signature):
         value = tf.constant([group.rank, 2])
         return Exchange(group).broadcast_once(value, key, signature.format(group.rank)).numpy().tolist()
@@ -141,14 +141,14 @@ def test_all_to_all_sends_each_its_rows(ranks, size, call, dtype):
 
 @WAYS
 @pytest.mark.parametrize("splits", [[3], [1, 1], [-1, 4]])
-def test_splits_are_one_for_each_rank_and_make_up_all_rows(ranks, call, splits):
+def test_invalid_splits_raise(ranks, call, splits):
     words = r"one number of rows for each of the 2 ranks, 3 in total"
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=words):
         exchanged(ranks(2).groups[0], call, "all_to_all", np.ones(3), splits)
 
 
 @BOTH_WAYS
-def test_nobody_leaves_a_barrier_before_all_have_come(ranks, size, call):
+def test_ranks_leave_a_barrier_after_all_have_entered(ranks, size, call):
     everyone = ranks(size)
     come = []
 
@@ -181,7 +181,7 @@ def test_static_shapes_in_graphs():
 
 
 @WAYS
-def test_alone_all_is_as_given(call):
+def test_single_process_gets_its_own_tensors(call):
     group, given = world.current().group, np.arange(6.0).reshape(3, 2)
     for method in ("all_gather", "broadcast", "reduce_scatter"):
         np.testing.assert_array_equal(exchanged(group, call, method, given), given)
@@ -191,7 +191,7 @@ def test_alone_all_is_as_given(call):
 
 
 @pytest.mark.parametrize("method", ["all_gather", "reduce_scatter", "all_to_all"])
-def test_scalars_and_tensors_of_no_known_rank_have_no_rows(method):
+def test_scalars_and_tensors_of_unknown_rank_raise(method):
     one = getattr(Exchange(world.current().group), method)
     more = [[1]] if method == "all_to_all" else []
     with pytest.raises(ValueError, match=f"{method} needs a tensor of at least one dimension; got a scalar"):
@@ -206,12 +206,12 @@ def test_scalars_and_tensors_of_no_known_rank_have_no_rows(method):
 
 
 @pytest.mark.parametrize("axis", [2, -3])
-def test_an_axis_that_there_is_not(axis):
+def test_invalid_axis_raises(axis):
     with pytest.raises(ValueError, match=f"one of the tensor's 2 dimensions; got {axis}"):
         Exchange(world.current().group).all_gather(tf.ones([2, 2]), axis=axis)
 
 
-def test_what_differs_is_told_with_the_values_of_all(ranks):
+def test_compare_returns_differing_values_of_all_ranks(ranks):
     def work(group):
         exchange = Exchange(group)
         same = exchange.compare("facts", {"a": "1", "b": "größer"})

@@ -26,7 +26,7 @@ def test_all_processes_in_their_order_are_the_world(algorithm):
 
 
 @pytest.mark.parametrize("members", [(2,), (4, 2), (4, 3, 2, 1, 0)])
-def test_other_members_or_another_order_are_not(members):
+def test_subset_or_reordered_members_are_not_the_world(members):
     group = Group(engine(), members)
     assert not group.is_world
     assert (group.rank, group.size) == (members.index(2), len(members))
@@ -36,7 +36,7 @@ def test_other_members_or_another_order_are_not(members):
         Group(engine(), members, "mpi")
 
 
-def test_a_process_that_is_no_member():
+def test_group_without_the_own_rank_raises():
     with pytest.raises(ValueError, match="not in tuple"):
         Group(engine(), (0, 1))
 
@@ -54,7 +54,7 @@ def test_a_subgroup_is_of_the_groups_own_ranks():
     assert Group(engine(), (1, 0, 2, 4, 3)).subgroup((1, 0, 2, 4, 3)).is_world
 
 
-def test_another_algorithm():
+def test_using_returns_a_group_with_another_algorithm():
     group = Group(engine(), (2, 4))
     other = group.using("butterfly", None)
     assert (other.algorithm, other.members, other.engine) == ("butterfly", (2, 4), group.engine)
@@ -65,7 +65,7 @@ def test_another_algorithm():
         group.using("mpi", None)
 
 
-def test_things_are_counted_by_kind_and_members():
+def test_numbers_are_counted_per_kind_and_group():
     one = engine()
     counted = [
         (group, kind, group.number(kind))
@@ -90,13 +90,13 @@ def test_auto_goes_by_the_groups_machines_and_its_calibration():
     assert Group(engine(), None, "tree", SLOW_NETWORK).choose(64 << 20) == "tree"
 
 
-def test_the_librarys_own_is_no_step_of_a_collective():
+def test_choose_in_turn_replaces_mpi_by_ring():
     assert Group(engine(), None, "mpi").choose(8) == "mpi"
     assert Group(engine(), None, "mpi").choose_in_turn(8) == "ring"
     assert Group(engine(), None, "tree").choose_in_turn(8) == "tree"
 
 
-def test_a_group_of_one_needs_nobody():
+def test_group_of_one_runs_without_a_server():
     """Not even the server is asked, because there is nothing to agree on."""
     group = Group(engine(), (2,))
     buffer = np.full(3, 5.0)
@@ -107,7 +107,7 @@ def test_a_group_of_one_needs_nobody():
     assert buffer.tolist() == [5.0] * 3
 
 
-def test_the_engines_failure_is_the_groups():
+def test_engine_failure_fails_its_groups():
     one = engine()
     groups = [Group(one), Group(one, (2,))]
     assert [group.failure for group in groups] == [None, None]
@@ -117,7 +117,7 @@ def test_the_engines_failure_is_the_groups():
         groups[1].run("sum", ring.all_reduce(np.ones(3)))
 
 
-def test_memory_and_joining_are_the_engines():
+def test_take_and_join_are_passed_to_the_engine():
     group = Group(engine(rank=0, hosts=(0,)))
     assert group.take(24).nbytes == 24
     assert group.join() == 0

@@ -26,12 +26,12 @@ def in_graph(function):
     return found[0]
 
 
-def test_subnormal_numbers_are_computed_with():
+def test_subnormal_numbers_are_not_flushed_to_zero():
     assert all(subnormal())
     assert in_graph(subnormal) == subnormal()
 
 
-def test_sums_and_products_have_the_bits_of_other_threads():
+def test_host_calls_compute_the_same_bits_as_other_threads():
     generator = np.random.default_rng(0)
     left = (generator.standard_normal((40, 3)) * 10.0 ** generator.integers(-40, 1, (40, 1))).astype("float32")
     right = generator.standard_normal((3, 30)).astype("float32")
@@ -43,12 +43,12 @@ def test_sums_and_products_have_the_bits_of_other_threads():
     assert in_graph(compute) == compute()
 
 
-def test_graphs_call_the_host_in_this_way_alone():
+def test_only_host_calls_module_uses_py_function():
     files = [*Path(tfdist.__file__).parent.rglob("*.py")]
     assert [file.name for file in files if "tf.py_function(" in file.read_text()] == ["host_calls.py"]
 
 
-def test_the_environment_of_the_thread_comes_back():
+def test_floating_point_mode_is_restored_after_an_error():
     """Also after an error."""
     found = []
 
@@ -68,6 +68,6 @@ def test_the_environment_of_the_thread_comes_back():
     assert after == before
 
 
-def test_results():
+def test_host_call_returns_several_results():
     double = tf.function(lambda a, b: host_call(lambda x, y: [x + y, x * y], [a, b], [tf.float32] * 2, name="both"))
     assert [float(one) for one in double(tf.constant(2.0), tf.constant(3.0))] == [5, 6]

@@ -70,7 +70,7 @@ def test_naps_grow_up_to_a_limit_and_begin_anew(clock):
     assert clock.naps[-1] == pytest.approx(20e-6)
 
 
-def test_a_nap_is_no_contention(clock):
+def test_naps_are_not_counted_as_contention(clock):
     contention = Contention()
     waiting = Idling(contention)
     for _ in range(20):
@@ -79,7 +79,7 @@ def test_a_nap_is_no_contention(clock):
     assert contention.until == 0.0
 
 
-def test_nobody_spins_for_a_while_where_somebody_else_has_the_core(clock):
+def test_contention_pauses_spinning_for_all_waits(clock):
     contention = Contention()
     waiting, other = Idling(contention), Idling(contention)
     assert waiting.spin()
@@ -94,7 +94,7 @@ def test_nobody_spins_for_a_while_where_somebody_else_has_the_core(clock):
     assert waiting.spin(), "it is tried again"
 
 
-def test_who_naps_while_others_want_the_core_naps_until_something_moves(clock):
+def test_spinning_resumes_only_after_progress(clock):
     contention = Contention()
     contention.until = clock.now + 1e-3
     waiting = Idling(contention)

@@ -48,7 +48,7 @@ def test_the_lowest_rank_that_has_data_invites():
     assert invited(2, {0: {}}) == []
 
 
-def test_who_took_part_before_joining_is_not_invited():
+def test_rank_that_made_the_call_before_joining_is_not_invited():
     assert invited(0, {1: {4: 3}, 2: {4: 2}, 3: {7: 9}}) == [(2, 3)]
     assert invited(0, {1: {4: 3}}) == []
 
@@ -58,13 +58,13 @@ def test_members_only_are_invited_and_invite():
     assert invited(0, {3: {}}, members=(0, 2)) == []
 
 
-def test_nobody_is_invited_to_what_nobody_can_stand_in_for():
+def test_calls_without_stand_in_invite_no_ranks():
     assert invited(0, {1: {}}, stand_in=None) == []
     assert invited(0, {}) == []
     assert invited(0, {1: {}}, number=None) == [], "the ranks are agreeing on it"
 
 
-def test_alone():
+def test_join_of_a_single_process_returns_zero():
     assert Engine(LocalWorld(1).communicator(0), None, Timeouts()).join() == 0
 
 

@@ -50,12 +50,12 @@ def test_a_mean_that_is_representable_does_not_overflow(size, dtype):
     assert sums == (1 if size == 1 else 2)
 
 
-def test_forty_thousand_twice():
+def test_mean_of_halves_whose_sum_overflows_is_exact():
     np.testing.assert_array_equal(mean([np.full(3, 40_000, np.float16)] * 2)[0], 40_000)
 
 
 @pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
-def test_complex_means(dtype):
+def test_complex_means_do_not_overflow(dtype):
     most = np.finfo(dtype).max
     found, _ = mean([np.array([most + 1j, 1 - most * 1j, 3 + 4j], dtype)] * 3)
     np.testing.assert_allclose(found.real, [most, 1, 3], rtol=1e-6)
@@ -63,7 +63,7 @@ def test_complex_means(dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_what_does_not_overflow_is_the_sum_divided(dtype):
+def test_mean_without_overflow_equals_sum_divided_by_size(dtype):
     """Bitwise, also for the smallest numbers; and in one sum."""
     smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
     arrays = [np.append(rng.standard_normal(40_000), [smallest, 3 * smallest, -0.0]).astype(dtype) for _ in range(4)]
@@ -72,7 +72,7 @@ def test_what_does_not_overflow_is_the_sum_divided(dtype):
     assert sums == 1
 
 
-def test_what_overflows_on_the_way_and_not_at_the_end():
+def test_overflow_of_partial_sums_only_gives_the_exact_mean():
     """The sum of some processes overflows, that of all does not; other elements do not change."""
     arrays = [np.array([value, 1.0], np.float32) for value in (3e38, 3e38, -3e38, -3e38)]
     np.testing.assert_array_equal(mean(arrays)[0], [0, 1])
@@ -99,7 +99,7 @@ def test_integers_are_rounded_towards_zero(size, dtype):
     assert sums == 1
 
 
-def test_part_of_a_sum():
+def test_overflow_in_one_part_repeats_the_sum_everywhere():
     """As in a reduce-scatter: one process's part overflows, so all processes sum again."""
     arrays = [np.array([60_000, 1.0], np.float16), np.array([50_000, 3.0], np.float16)]
     made = [Mean(array, 2) for array in arrays]

@@ -32,7 +32,7 @@ def test_a_rank_without_data_adds_nothing_to_a_sum(algorithm, dtype):
         np.testing.assert_array_equal(buffers[rank].astype(int), 2 * np.arange(11))
 
 
-def test_a_sum_of_another_array():
+def test_all_reduce_with_source_leaves_the_source_unchanged():
     source, buffers = np.ones(4, np.float32), [np.empty(4, np.float32) for _ in range(2)]
     simulate(2, lambda rank: operations.all_reduce(buffers[rank], "ring", source=source).plan)
     assert (source == 1).all()
@@ -40,7 +40,7 @@ def test_a_sum_of_another_array():
 
 
 @pytest.mark.parametrize("combine", [np.maximum, np.minimum, np.multiply])
-def test_only_a_sum_goes_on_without_a_rank(combine):
+def test_only_sums_have_a_stand_in(combine):
     """Zeros would change a maximum, a minimum and a product."""
     assert operations.all_reduce(np.zeros(3), "ring", combine).stand_in is None
     assert operations.all_reduce(np.zeros(3), "ring").stand_in is not None
@@ -63,7 +63,7 @@ def test_a_rank_without_data_takes_part_in_a_barrier():
     simulate(3, lambda rank: operations.without_data(without) if rank else operation.plan)
 
 
-def test_a_plan_needs_every_rank():
+def test_plain_plan_becomes_an_operation_without_stand_in():
     plan = operations.barrier().plan
     assert operations.as_operation(plan) == operations.Operation(plan, None)
     operation = operations.barrier()

@@ -36,7 +36,7 @@ def patience(control, number=4, call=2, members=None, stand_in=None, blocking=Tr
     return WaitMonitor(0, control, Timeouts(**timeouts), pending, blocking, lambda: STANDING)
 
 
-def test_a_rank_that_does_nothing_else_says_so_once(control):
+def test_blocked_rank_reports_standing_once(control):
     wait = patience(control)
     wait.check(STANDING_SECONDS / 2)
     assert control.sent == []
@@ -47,28 +47,28 @@ def test_a_rank_that_does_nothing_else_says_so_once(control):
     assert control.kinds() == [Standing, Moving]
 
 
-def test_a_rank_that_goes_on_computing_does_not_stand_still(control):
+def test_non_blocking_wait_is_not_reported(control):
     wait = patience(control, blocking=False)
     wait.check(30.0)
     wait.over()
     assert control.sent == []
 
 
-def test_a_short_wait_is_not_told(control):
+def test_short_wait_is_not_reported(control):
     wait = patience(control)
     wait.check(STANDING_SECONDS / 2)
     wait.over()
     assert control.sent == []
 
 
-def test_a_stall_is_told_in_every_such_time(control):
+def test_stall_is_reported_once_per_interval(control):
     wait = patience(control, blocking=False, stall=10)
     for seconds in (5, 11, 12, 19, 21, 29, 31):
         wait.check(seconds)
     assert control.sent == [Stalled(seconds) for seconds in (10, 20, 30)]
 
 
-def test_deadline(control):
+def test_wait_beyond_the_deadline_raises_timeout(control):
     wait = patience(control, collective=100)
     wait.check(99)
     with pytest.raises(CollectiveTimeoutError, match=r"rank 0 waited 100 s in sum \(call 3\) for ranks that are alive"):
@@ -97,7 +97,7 @@ def test_the_jobs_failure_counts_before_all_else(control):
         (None, (0, 2), {}, False),
     ],
 )
-def test_who_has_ended_is_not_waited_for_in_vain(control, number, members, counts, missing):
+def test_waiting_for_an_ended_rank_raises(control, number, members, counts, missing):
     control.departed[1], control.names[1] = counts, "rank 1, worker 1,"
     wait = patience(control, number=number, members=members)
     if not missing:
@@ -118,7 +118,7 @@ def test_who_has_ended_is_not_waited_for_in_vain(control, number, members, count
         (None, None, {}, None, False),  # the server agrees without it, and then it is known what it lacks
     ],
 )
-def test_who_has_joined_is_waited_for_where_it_can_stand_in(control, number, members, counts, stand_in, missing):
+def test_waiting_for_a_joined_rank_without_stand_in_raises(control, number, members, counts, stand_in, missing):
     control.joined[1] = counts
     wait = patience(control, number=number, members=members, stand_in=stand_in)
     if not missing:
@@ -128,7 +128,7 @@ def test_who_has_joined_is_waited_for_where_it_can_stand_in(control, number, mem
         wait.check(0.1)
 
 
-def test_a_wait_that_fails_has_an_end_for_the_server_too(control):
+def test_failed_wait_reports_its_end_to_the_server(control):
     """A rank whose script catches the error is no longer reported as waiting."""
     wait = patience(control)
     wait.check(2.0)

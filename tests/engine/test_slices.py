@@ -66,7 +66,7 @@ def test_without_a_dense_shape_rows_cannot_be_summed(ranks):
 
 @BOTH_WAYS
 @pytest.mark.parametrize("shape", [None, [8, 3]])
-def test_who_contributes_nothing_has_no_rows(ranks, size, call, shape):
+def test_rank_without_contribution_adds_no_rows(ranks, size, call, shape):
     """By a flag or by a weight, whatever the rows are."""
 
     def work(group, arguments):
@@ -102,7 +102,7 @@ def test_rows_are_weighted(ranks, call, dtype):
 
 
 @BOTH_WAYS
-def test_nobody_has_rows(ranks, size, call):
+def test_sum_of_no_rows_is_empty(ranks, size, call):
     values, indices = np.zeros((0, 3), np.float32), np.zeros(0, np.int32)
     for shape in (None, [8, 3]):
         for found, places, _ in ranks(size)(
@@ -112,7 +112,7 @@ def test_nobody_has_rows(ranks, size, call):
             assert (places.shape, places.dtype) == ((0,), np.int32)
 
 
-def test_rows_of_no_known_shape(ranks):
+def test_rows_of_unknown_static_shape_are_gathered(ranks):
     """The gradient of a gather from a variable whose shape the graph does not know."""
 
     def work(group):
@@ -143,7 +143,7 @@ def test_components_may_be_lists(ranks, call):
 
 
 @pytest.mark.parametrize("call", [eagerly, in_a_graph])
-def test_alone(call):
+def test_single_process_keeps_or_weights_its_rows(call):
     group = world.current().group
     values, indices = np.array([[1.0, np.nan], [2.0, 3.0]]), np.array([4, 4])
     found, places, shape = summed(group, call, values, indices, [5, 2], keep_rows=False)
@@ -155,7 +155,7 @@ def test_alone(call):
         np.testing.assert_array_equal(found, weight * values if weight else np.zeros((2, 2)))
 
 
-def test_a_weight_stands_instead_of_contributes():
+def test_weight_with_contributes_or_integers_raises():
     weight = tf.constant(1.0, tf.float64)
     with pytest.raises(ValueError, match="takes either weight or contributes; got both"):
         summed(world.current().group, eagerly, *rows_of(0), contributes=tf.constant(True), weight=weight)
@@ -165,7 +165,7 @@ def test_a_weight_stands_instead_of_contributes():
 
 @pytest.mark.parametrize(("rows", "is_dense"), [(3, True), (6, False)])
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_dense_sum_sends_the_variable_twice(ranks, size, rows, is_dense):
+def test_rows_are_summed_densely_when_twice_the_variable_is_smaller(ranks, size, rows, is_dense):
     """Gathered, 5 rows of 32 bytes with their indices on each rank; dense, twice 3 or 6 rows of 24 bytes for each."""
 
     def work(group):
@@ -179,7 +179,7 @@ def test_a_dense_sum_sends_the_variable_twice(ranks, size, rows, is_dense):
 
 @BOTH_WAYS
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_beside_gpus_each_row_is_there_once_added_up_on_the_host(ranks, size, call, dtype, monkeypatch):
+def test_duplicate_rows_are_added_on_the_host_with_gpus(ranks, size, call, dtype, monkeypatch):
     """A GPU would add a row's occurrences in another order on each rank. Those that there are not are pretended."""
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
 

@@ -14,7 +14,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_nothing_yet(clock):
+def test_new_statistics_are_zero(clock):
     made = Statistics()
     clock.now += 5
     assert (made.collectives, made.communicating_seconds, made.waiting_seconds) == (0, 0.0, 0.0)
@@ -34,7 +34,7 @@ def test_communicating_and_waiting_overlap(clock):
     assert made.waiting_seconds == 2
 
 
-def test_what_is_under_way_counts_already(clock):
+def test_unfinished_waits_are_counted(clock):
     """Readings only grow, also from one in the middle to one at the end."""
     made = Statistics()
     readings = []
@@ -50,7 +50,7 @@ def test_what_is_under_way_counts_already(clock):
     assert readings == [1, 2, 3, 3, 13]
 
 
-def test_an_end_without_a_beginning_is_nothing(clock):
+def test_end_without_begin_is_ignored(clock):
     made = Statistics()
     made.end_communicating()
     made.begin_communicating()

@@ -6,7 +6,7 @@ from tfdist.engine.sums import Sums
 
 
 @BOTH_WAYS
-def test_dense_and_sparse_together(ranks, size, call):
+def test_dense_tensors_and_slices_are_reduced_together(ranks, size, call):
     def work(group):
         def reduced(mean):
             slices = tf.IndexedSlices(tf.fill([1, 2], group.rank + 1.0), tf.constant([group.rank]), tf.constant([9, 2]))
@@ -23,7 +23,7 @@ def test_dense_and_sparse_together(ranks, size, call):
             np.testing.assert_allclose(other, np.full([2, 2], size / scale))
 
 
-def test_weights(ranks):
+def test_weights_apply_to_tensors_and_slices(ranks):
     def work(group):
         slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([0]), tf.constant([1, 1]))
         weight = tf.constant(0.25 + 0.5 * group.rank, tf.float64)

@@ -12,7 +12,7 @@ DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("elements", [0, 1, 40_001])
-def test_weighted(dtype, elements):
+def test_weighted_multiplies_in_double_precision(dtype, elements):
     vector = np.random.default_rng(0).standard_normal(elements).astype(dtype)
     vector.flags.writeable = False
     out = np.empty_like(vector)
@@ -24,12 +24,12 @@ def test_weighted(dtype, elements):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nothing_counts_where_the_weight_is_zero(dtype):
+def test_zero_weight_gives_zeros_also_for_nan(dtype):
     vector = np.array([np.nan, np.inf, -np.inf, 1.0]).astype(dtype)
     assert not weighted(vector, 0.0, np.ones_like(vector)).any()
 
 
-def test_alone():
+def test_single_process_applies_its_weight():
     bridge = Bridge(world.current().group)
     given = tf.constant([1.0, np.nan])
     np.testing.assert_array_equal(bridge.all_reduce([given], weight=tf.constant(0.5, tf.float64))[0], [0.5, np.nan])
