@@ -26,7 +26,7 @@ SCRIPTS = {
     "is slow to end": (
         3,
         STAYS + "from tfdist.cluster import launcher\n"
-        "launcher.tell(launcher.CAUSE if rank == 1 else launcher.VICTIM)\n"
+        "launcher.report_to_launcher(launcher.CAUSE if rank == 1 else launcher.VICTIM)\n"
         "if rank == 0: os._exit(1)\n"
         "raise ValueError(f'of rank {rank}')",
     ),
@@ -34,7 +34,7 @@ SCRIPTS = {
         3,
         "from tfdist.cluster import launcher\n"
         "if rank == 1: print('I wait'); time.sleep(600)\n"
-        "launcher.tell(launcher.VICTIM)\n"
+        "launcher.report_to_launcher(launcher.VICTIM)\n"
         "sys.exit(f'rank 1 is lost, says rank {rank}')",
     ),
 }

@@ -258,7 +258,7 @@ if rank == "1":
     time.sleep(300)  # for a job that is over
 while not os.path.exists(sys.argv[1] + "/waits"):
     time.sleep(0.01)
-launcher.tell(launcher.ENTERED)
+launcher.report_to_launcher(launcher.ENTERED)
 """
 
 
