@@ -68,7 +68,7 @@ def failures(tmp_path_factory):
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("block", of("python"))
-def test_python_runs_as_it_stands(block, failures):
+def test_python_blocks_run_unchanged(block, failures):
     assert block.where not in failures, failures[block.where]
 
 
@@ -136,7 +136,7 @@ def check_installed(words):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_is_named_exists(page):
+def test_links_files_and_options_in_text_exist(page):
     """Links, files of the repository, and options of commands in the running text."""
     text = page.read_text()
     for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
@@ -163,7 +163,7 @@ def check_options(text):
 
 
 @pytest.mark.parametrize("block", of("json"))
-def test_json_is_a_cluster(block):
+def test_json_blocks_are_valid_tf_configs(block):
     assert spec.from_tf_config(block.text) is not None
 
 

@@ -11,7 +11,7 @@ ERRORS = {name: one for name, one in vars(errors).items() if inspect.isclass(one
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_users_can_name_and_catch_it(name):
+def test_errors_are_public_and_catchable_as_tfdist_error(name):
     assert getattr(tfdist, name) is ERRORS[name]
     assert name in tfdist.__all__
     with pytest.raises(TfdistError, match=r"^what was expected, what came, what to do$"):
@@ -19,7 +19,7 @@ def test_users_can_name_and_catch_it(name):
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_it_says_when_it_is_raised(name):
+def test_errors_have_docstrings_of_their_own(name):
     """In the documentation, where its name alone is listed."""
     assert ERRORS[name].__module__ == "tfdist.errors"
     assert ERRORS[name].__doc__
@@ -38,20 +38,20 @@ def test_it_says_when_it_is_raised(name):
         ("PayloadError", ValueError),
     ],
 )
-def test_code_that_knows_nothing_of_tfdist_can_catch_it(name, builtin):
+def test_errors_are_catchable_as_builtin_exceptions(name, builtin):
     with pytest.raises(builtin):
         raise ERRORS[name]("text")
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_it_reaches_another_process(name):
+def test_errors_can_be_pickled(name):
     """As from a data loader's or a tuner's worker."""
     found = pickle.loads(pickle.dumps(ERRORS[name]("text")))
     assert type(found) is ERRORS[name]
     assert str(found) == "text"
 
 
-def test_none_is_caught_as_another_by_mistake():
+def test_errors_inherit_only_from_tfdist_error():
     for name, one in ERRORS.items():
         caught = {other for other in ERRORS if issubclass(one, ERRORS[other])}
         assert caught == {name, "TfdistError"}

@@ -58,7 +58,7 @@ def test_digits(run, processes):
     assert re.search(rf"{processes} process\(es\); each sent [\d.]+ MB", output)
 
 
-def test_the_demo(tmp_path):
+def test_launcher_shows_one_progress_bar_of_digits(tmp_path):
     """By the launcher, which shows what one process writes."""
     (tmp_path / "digits.py").write_text((EXAMPLES / "digits.py").read_text().replace("epochs=15", "epochs=3"))
     ended = harness.tfdist("run", "-n", "2", str(tmp_path / "digits.py"))

@@ -16,7 +16,7 @@ def alone(monkeypatch):
     monkeypatch.setattr(functional, "_initialized", None)
 
 
-def test_before_init():
+def test_rank_before_init_raises():
     assert not tfdist.is_initialized()
     with pytest.raises(RuntimeError, match=r"call tfdist.init\(\) first"):
         tfdist.rank()
@@ -35,7 +35,7 @@ def test_the_role_is_known_after_a_strategy_was_made(monkeypatch):
     assert tfdist.role() == "evaluator"
 
 
-def test_a_world_of_one_is_its_own_result():
+def test_collectives_of_one_process_return_their_input():
     tfdist.init()
     assert tfdist.is_initialized()
     assert (tfdist.rank(), tfdist.size(), tfdist.local_rank(), tfdist.local_size()) == (0, 1, 0, 1)
@@ -57,7 +57,7 @@ def test_a_world_of_one_is_its_own_result():
     tfdist.barrier()
 
 
-def test_gradients():
+def test_gradient_of_sum_is_defined_and_of_max_raises():
     tfdist.init()
     x = tf.Variable([1.0, 2.0])
     with tf.GradientTape() as tape:
@@ -69,6 +69,6 @@ def test_gradients():
         tape.gradient(y, x)
 
 
-def test_init_with_an_unknown_algorithm():
+def test_init_with_unknown_algorithm_raises():
     with pytest.raises(ValueError, match="got 'rings'"):
         tfdist.init(algorithm="rings")

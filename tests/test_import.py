@@ -18,7 +18,7 @@ def test_public_names_exist():
         _ = tfdist.nonsense
 
 
-def test_lazy_names_are_the_static_ones():
+def test_lazy_names_equal_names_for_type_checkers():
     """The names for type checkers are those that exist at run time."""
     tree = ast.parse(Path(tfdist.__file__).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
@@ -71,7 +71,7 @@ def test_errors_are_an_attribute_of_the_package():
     assert python("import tfdist; print(tfdist.errors.PeerLostError.__name__)").stdout == "PeerLostError\n"
 
 
-def test_module_is_the_command():
+def test_python_m_tfdist_runs_the_command():
     ended = subprocess.run([sys.executable, "-m", "tfdist", "--version"], capture_output=True, text=True, check=False)
     assert ended.stdout == f"tfdist {tfdist.__version__}\n"
 
@@ -85,7 +85,7 @@ def test_import_does_not_wait_for_tensorflow():
     assert python(program).stdout == "False\n"
 
 
-def test_a_job_without_servers_loads_nothing_of_theirs():
+def test_all_reduce_job_imports_no_parameter_server_modules():
     program = (
         "import sys, keras, numpy as np, tfdist\n"
         "with tfdist.AllReduceStrategy().scope():\n"
@@ -98,7 +98,7 @@ def test_a_job_without_servers_loads_nothing_of_theirs():
     assert python(program).stdout == "[]\n"
 
 
-def test_without_tensorflow_one_clear_line():
+def test_missing_tensorflow_raises_one_clear_line():
     program = (
         "import importlib.util as u; find = u.find_spec;"
         "u.find_spec = lambda name, *a: None if name == 'tensorflow' else find(name, *a);"

@@ -6,7 +6,7 @@ import numpy as np
 import tfdist
 
 
-def test_an_embedding_for_any_key():
+def test_dynamic_embedding_trains_rows_of_any_key():
     layer = tfdist.layers.DynamicEmbedding(
         8,
         initial=tfdist.layers.InitialRows(scale=0.0),

@@ -16,18 +16,18 @@ def bare(monkeypatch):
     monkeypatch.setattr(notices.log, "hasHandlers", lambda: False)
 
 
-def test_seen_where_logging_is_not_set_up(bare, capfd):
+def test_notice_goes_to_stderr_without_logging_setup(bare, capfd):
     notices.notice("tfdist: %d processes", 3)
     assert capfd.readouterr().err == "tfdist: 3 processes\n"
 
 
-def test_not_seen_where_the_level_says_so(bare, capfd, monkeypatch):
+def test_notice_is_hidden_by_log_level(bare, capfd, monkeypatch):
     monkeypatch.setattr(notices.log, "level", logging.ERROR)
     notices.notice("tfdist: %d processes", 3)
     assert capfd.readouterr().err == ""
 
 
-def test_is_info_where_logging_is_set_up(caplog, capfd):
+def test_notice_is_logged_as_info_with_logging_setup(caplog, capfd):
     with caplog.at_level(logging.INFO, "tfdist"):
         notices.notice("tfdist: %d processes", 3)
     assert caplog.record_tuples == [("tfdist", logging.INFO, "tfdist: 3 processes")]
@@ -45,7 +45,7 @@ print(list(filter(None, written)))
 """
 
 
-def test_written_in_one_piece_where_streams_are_unbuffered():
+def test_notice_is_one_write_to_unbuffered_stream():
     said = subprocess.run(
         [sys.executable, "-u", "-c", UNBUFFERED], capture_output=True, text=True, timeout=harness.DEADLINE, check=True
     )
@@ -63,7 +63,7 @@ tf.get_logger().info("of MirroredStrategy, later")
 
 
 @pytest.mark.multiprocess
-def test_number_of_processes_and_nothing_that_is_wrong():
+def test_number_of_processes_is_told_without_misleading_messages():
     ended = harness.run(["-c", SAYS], 2)
     assert ended[0].output.count("tfdist: training on 2 processes on 1 host.") == 1
     assert "training on" not in ended[1].output

@@ -18,7 +18,7 @@ from tfdist import other_names
         ("tfdist.callbacks", "BroadcastGlobalVariablesCallback", "tfdist.callbacks.BroadcastVariables"),
     ],
 )
-def test_errors_say_what_it_is_here(module, name, here):
+def test_errors_name_the_equivalent_in_tfdist(module, name, here):
     with pytest.raises(
         AttributeError, match=f"module '{module}' has no attribute '{name}'; its equivalent in tfdist is {here}"
     ):
@@ -30,7 +30,7 @@ def test_other_names_have_no_hint():
         tfdist.nothing  # noqa: B018
 
 
-def test_what_is_named_exists():
+def test_named_equivalents_exist():
     for here in other_names._HERE.values():
         if here.startswith("tfdist."):
             name, *inner = re.split("[,(]", here)[0].removeprefix("tfdist.").split(".")
@@ -40,7 +40,7 @@ def test_what_is_named_exists():
 
 
 @pytest.mark.parametrize("name", [name for name in tfdist.__all__ if name.endswith("Strategy")])
-def test_arguments_of_strategies_are_given_by_name_but_for_the_first(name):
+def test_strategies_take_all_but_first_argument_by_name(name):
     first, *others = inspect.signature(getattr(tfdist, name)).parameters.values()
     assert (first.name, first.kind) == ("cluster_resolver", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     assert {one.kind for one in others} == {inspect.Parameter.KEYWORD_ONLY}
@@ -57,7 +57,7 @@ def test_arguments_of_strategies_are_given_by_name_but_for_the_first(name):
         ("ParameterServerStrategy", "replicas", r"servers=tfdist\.parameter_server\.Servers\(copies=1\)"),
     ],
 )
-def test_errors_about_arguments_say_what_they_are_here(strategy, name, here):
+def test_errors_name_equivalents_of_arguments(strategy, name, here):
     with pytest.raises(TypeError, match=rf"{strategy}\(\) has no argument {name}=; its equivalent is {here}"):
         getattr(tfdist, strategy)(**{name: 1})
 
@@ -68,7 +68,7 @@ def test_other_arguments_have_no_hint():
 
 
 @pytest.mark.parametrize("module", ["strategies.servers.parameter_server", "strategies.rounds.local_sgd"])
-def test_what_arguments_are_named_exists(module):
+def test_named_equivalents_of_arguments_exist(module):
     for here in importlib.import_module(f"tfdist.{module}")._ARGUMENTS.values():
         for path in re.findall(r"tfdist((?:\.\w+)+)", here):
             found = tfdist

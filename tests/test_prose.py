@@ -5,7 +5,7 @@ import pytest
 from tests import prose
 
 
-def test_nothing_is_hard_to_read():
+def test_no_docstring_or_page_has_faults():
     assert [f"{path}:{line}: {fault}" for path, line, fault in prose.faults()] == []
 
 

@@ -41,18 +41,18 @@ def _note(names, members=()):
     return tf.constant(1)
 
 
-def test_every_place_has_a_name_of_its_own():
+def test_each_call_site_has_a_unique_name():
     names = sites_of(body)
     assert len(names) == len(set(names)) == 7
 
 
-def test_names_do_not_change_when_a_function_is_traced_again_with_other_shapes():
+def test_call_site_names_are_equal_for_other_shapes():
     first = sites_of(body, tf.TensorSpec([32, 4]))
     again = sites_of(body, tf.TensorSpec([7, 4]))
     assert first == again
 
 
-def test_nested_functions():
+def test_nested_functions_have_stable_distinct_names():
     def outer(names):
         inner = tf.function(lambda: _note(names), autograph=False)
         inner()
@@ -62,7 +62,7 @@ def test_nested_functions():
     assert sites_of(outer) == sites_of(outer)
 
 
-def test_collectives_of_other_groups_do_not_count():
+def test_call_sites_are_numbered_per_group():
     """Rank 1 is in two groups, and another member in one of them only."""
 
     def function(*groups):
@@ -87,5 +87,5 @@ def test_collectives_of_other_groups_do_not_count():
         ("conv2d/kernel", "conv2d/kernel"),
     ],
 )
-def test_numbers_that_are_added_to_names(name, expected):
+def test_unnumbered_removes_numbers_added_to_names(name, expected):
     assert unnumbered(name) == expected

@@ -6,6 +6,6 @@ import tfdist
 from tests.callbacks.fitting import fit
 
 
-def test_a_root_that_is_not_there():
+def test_root_rank_out_of_range_raises():
     with pytest.raises(ValueError, match="root_rank from 0 to 0; got 1"):
         fit(tfdist.callbacks.BroadcastVariables(root_rank=1))

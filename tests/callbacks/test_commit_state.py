@@ -25,7 +25,7 @@ def fit(strategy, *callbacks):
 
 
 @pytest.mark.parametrize("kind", ["alone", "strategy"])
-def test_training_goes_on_after_the_last_epoch(tmp_path, kind):
+def test_interrupted_training_continues_after_last_committed_epoch(tmp_path, kind):
     import tensorflow as tf
 
     strategy = tfdist.AllReduceStrategy() if kind == "strategy" else tf.distribute.get_strategy()

@@ -15,7 +15,7 @@ def test_a_process_alone_sends_nothing():
     assert "compression_ratio" not in reports.history
 
 
-def test_a_report_of_a_process_alone(caplog):
+def test_report_of_single_process_is_logged(caplog):
     caplog.set_level("INFO", "tfdist")
     fit(tfdist.callbacks.Communication(), epochs=1)
     (report,) = [record.getMessage() for record in caplog.records if "epoch 1" in record.getMessage()]

@@ -8,19 +8,19 @@ import tfdist
 from tests.callbacks.fitting import fit
 
 
-def test_a_process_alone_has_nothing_to_compare():
+def test_single_process_records_no_diversity():
     report = tfdist.callbacks.GradientDiversity()
     fit(report)
     assert report.history == {}
 
 
 @pytest.mark.parametrize("batch_size", [0, -1, 2.5, "8", True])
-def test_batch_sizes(batch_size):
+def test_invalid_batch_size_raises(batch_size):
     with pytest.raises(ValueError, match=r"GradientNoiseScale\(batch_size=…\) must be a number of samples, at least 1"):
         tfdist.callbacks.GradientNoiseScale(batch_size=batch_size)
 
 
-def test_two_devices(tmp_path, caplog):
+def test_noise_scale_and_diversity_agree_on_two_devices(tmp_path, caplog):
     caplog.set_level("INFO", "tfdist")
     strategy = tfdist.AllReduceStrategy(devices=["CPU:0", "CPU:1"])
     with strategy.scope():

@@ -36,18 +36,18 @@ def test_square_root_rule_without_warm_up():
     np.testing.assert_allclose(rates(LearningRateScaling(0.1, "sqrt", 0, factor=9), epochs=2), [0.3] * 8, rtol=1e-6)
 
 
-def test_a_part_of_an_epoch():
+def test_warmup_can_last_half_an_epoch():
     found = rates(LearningRateScaling(1.0, warmup_epochs=0.5, factor=3), epochs=1)
     np.testing.assert_allclose(found, [1, 2, 3, 3], rtol=1e-6)
 
 
-def test_others_change_the_rate_afterwards():
+def test_other_callbacks_can_change_rate_after_warmup():
     halved = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch > 1 else rate)
     found = rates(LearningRateScaling(0.1, warmup_epochs=1, factor=2), halved, epochs=4)
     np.testing.assert_allclose(found[4:], [0.2] * 4 + [0.1] * 4 + [0.05] * 4, rtol=1e-6)
 
 
-def test_training_that_goes_on():
+def test_initial_epoch_continues_warmup_or_keeps_rate():
     """In the warm-up where it was; after it with the rate that it has."""
     found = rates(LearningRateScaling(0.1, warmup_epochs=2, factor=8), epochs=2, initial_epoch=1)
     np.testing.assert_allclose(found, [0.1 + 0.7 * step / 8 for step in range(4, 8)], rtol=1e-6)
@@ -55,7 +55,7 @@ def test_training_that_goes_on():
     np.testing.assert_allclose(found, [0.7] * 4, rtol=1e-6)
 
 
-def test_under_a_loss_scale():
+def test_rate_inside_loss_scale_optimizer_is_scaled():
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.7))
     np.testing.assert_allclose(
         rates(LearningRateScaling(0.1, warmup_epochs=0, factor=2), optimizer=optimizer), [0.2] * 4
@@ -68,7 +68,7 @@ def test_the_factor_is_the_number_of_replicas():
         np.testing.assert_allclose(rates(LearningRateScaling(0.1, warmup_epochs=0), batch=6), [0.2] * 2, rtol=1e-6)
 
 
-def test_steps_that_fit_does_not_know():
+def test_unknown_epoch_length_needs_steps_per_epoch():
     def batches():
         for _ in range(4):
             yield X[:3], X[:3, :1]
@@ -87,12 +87,12 @@ def test_steps_that_fit_does_not_know():
         ({"factor": 0}, "positive learning_rate and factor"),
     ],
 )
-def test_arguments_out_of_range(arguments, message):
+def test_arguments_out_of_range_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         LearningRateScaling(0.1, **arguments)
 
 
-def test_an_optimizer_with_a_schedule():
+def test_optimizer_with_own_schedule_raises():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     for optimizer in (
         keras.optimizers.SGD(schedule),

@@ -5,7 +5,7 @@ from tests.callbacks.fitting import fit
 from tfdist.callbacks import processes
 
 
-def test_what_does_nothing_alone_says_so_once(caplog, monkeypatch):
+def test_callbacks_without_effect_log_once_in_single_process(caplog, monkeypatch):
     monkeypatch.setattr(processes, "_said", set())
     caplog.set_level("INFO", "tfdist")
     for _ in range(2):
@@ -14,13 +14,13 @@ def test_what_does_nothing_alone_says_so_once(caplog, monkeypatch):
         assert caplog.text.count(f"the callback {name} does nothing: this process trains alone") == 1
 
 
-def test_the_processes_of_a_strategy():
+def test_processes_of_model_are_group_of_strategy():
     with (strategy := tfdist.AllReduceStrategy()).scope():
         model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     assert processes.processes_of(model) is strategy.extended.group
 
 
-def test_those_of_an_optimizer():
+def test_processes_of_model_are_group_of_optimizer():
     tfdist.init()
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     alone = tfdist.Group([0])

@@ -8,7 +8,7 @@ from tests.callbacks.fitting import fit
 from tfdist.callbacks import staleness_report
 
 
-def test_nothing_is_stale_where_steps_are_taken_together(caplog, monkeypatch):
+def test_synchronous_training_reports_no_staleness(caplog, monkeypatch):
     monkeypatch.setattr(staleness_report, "_said", False)
     caplog.set_level("INFO", "tfdist")
     report = tfdist.callbacks.StalenessReport()
@@ -18,7 +18,7 @@ def test_nothing_is_stale_where_steps_are_taken_together(caplog, monkeypatch):
     assert len(said) == 1
 
 
-def test_what_was_used_between_two_readings_is_reported(monkeypatch, tmp_path):
+def test_staleness_between_two_readings_is_reported(monkeypatch, tmp_path):
     """Uses a strategy that mixes weights with those of other processes."""
     strategy = tfdist.GossipStrategy()
     with strategy.scope():
@@ -33,7 +33,7 @@ def test_what_was_used_between_two_readings_is_reported(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir())
 
 
-def test_a_process_alone_mixes_with_nobody(caplog, monkeypatch):
+def test_single_gossip_process_reports_no_staleness(caplog, monkeypatch):
     monkeypatch.setattr(staleness_report, "_said", False)
     caplog.set_level("INFO", "tfdist")
     strategy = tfdist.GossipStrategy()

@@ -1,7 +1,7 @@
 from tfdist.callbacks.summaries import Summaries
 
 
-def test_figures_and_histograms(tmp_path):
+def test_scalars_and_histograms_are_written_as_events(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     summaries = Summaries(str(tmp_path))

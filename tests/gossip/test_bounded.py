@@ -16,7 +16,7 @@ def made(group, bound, topology=None):
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3, 20])
-def test_all_agree(ranks, bound):
+def test_ranks_approach_consensus_within_staleness_bound(ranks, bound):
     def work(group):
         mixing = made(group, bound)
         weights = [np.array([float(group.rank), 1.0])]
@@ -31,7 +31,7 @@ def test_all_agree(ranks, bound):
     np.testing.assert_allclose(found[:, 1], 1)
 
 
-def test_one_is_ahead_by_the_bound_and_no_more(ranks):
+def test_fast_rank_waits_at_the_staleness_bound(ranks):
     """Rank 1 does nothing before rank 0 has made as many rounds as it may; then it waits."""
     free = threading.Event()
 
@@ -54,7 +54,7 @@ def test_one_is_ahead_by_the_bound_and_no_more(ranks):
     ranks(2)(work)
 
 
-def test_without_a_delay_it_is_gossip_in_rounds(ranks):
+def test_bound_of_zero_equals_synchronous_gossip(ranks):
     def work(group):
         mixing = made(group, 0, Complete())
         weights = mixing.mix([np.full(2, float(group.rank))])
@@ -63,7 +63,7 @@ def test_without_a_delay_it_is_gossip_in_rounds(ranks):
     np.testing.assert_allclose(ranks(3)(work), 1.0)
 
 
-def test_what_was_assigned_is_not_mixed_with_what_was_before(ranks):
+def test_assigned_values_are_not_mixed_with_earlier_weights(ranks):
     def work(group):
         mixing = made(group, bound=5)
         if group.rank == 0:
@@ -75,7 +75,7 @@ def test_what_was_assigned_is_not_mixed_with_what_was_before(ranks):
     assert ranks(2)(work) == [1.0, 1.0]
 
 
-def test_own_weights_are_kept_as_long_as_they_are_needed(ranks):
+def test_own_weights_are_kept_for_few_rounds_only(ranks):
     def work(group):
         mixing = made(group, bound=2)
         weights = [np.zeros(2)]
@@ -114,7 +114,7 @@ def test_a_slow_neighbours_weights_count_after_those_of_a_fast_one(ranks):
     ranks(3)(work)
 
 
-def test_a_neighbour_that_has_ended_is_there_again_when_all_begin_anew(ranks):
+def test_ended_neighbour_takes_part_after_new_begin(ranks):
     def work(group):
         mixing = made(group, bound=1000)
         weights = [np.full(2, float(group.rank))]

@@ -34,7 +34,7 @@ def test_rounds_come_at_intervals(ranks):
     assert ranks(1)(work) == [[0.0] * 3]
 
 
-def test_the_end_is_the_mean_of_those_that_have_trained(ranks):
+def test_settle_averages_ranks_that_have_trained(ranks):
     def work(group):
         course = made(group)
         own = [np.full(3, float(group.rank)), np.ones(1)]
@@ -52,7 +52,7 @@ def test_the_end_is_the_mean_of_those_that_have_trained(ranks):
     np.testing.assert_allclose([distance for _, distance in found], away / length)
 
 
-def test_nothing_happens_without_steps(ranks):
+def test_settle_without_steps_changes_nothing(ranks):
     def work(group):
         course = made(group)
         settled = course.settle(Progress(0, 0), [np.full(3, 7.0), np.ones(1)])
@@ -61,7 +61,7 @@ def test_nothing_happens_without_steps(ranks):
     assert ranks(2)(work) == [(False, 7.0, None)] * 2
 
 
-def test_what_is_assigned_is_common(ranks):
+def test_assigned_value_becomes_the_centre(ranks):
     def work(group):
         course = made(group)
         course.assigned(1, np.full(1, 5.0), Progress(0, 0))
@@ -71,7 +71,7 @@ def test_what_is_assigned_is_common(ranks):
     assert ranks(1)(work) == [5.0]
 
 
-def test_staleness_is_that_of_the_rounds(ranks):
+def test_course_counts_staleness_of_its_rounds(ranks):
     def work(group):
         course = made(group)
         for step in (2, 4):
@@ -83,7 +83,7 @@ def test_staleness_is_that_of_the_rounds(ranks):
 
 
 @pytest.mark.parametrize("length", [0.0, 2.0])
-def test_distances_of_weights_that_are_zero_on_average(ranks, length):
+def test_distance_is_absolute_if_mean_is_zero(ranks, length):
     def work(group):
         course = made(group)
         own = [np.full(3, length * (1 - 2 * group.rank)), np.zeros(1)]

@@ -36,7 +36,7 @@ def differences(rank, method, rate=None):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("method", [TopK(0.1), Int8(), SignSGD(), Schedule({0: None, 2: TopK(0.2), 4: Float16()})])
-def test_all_have_the_same_copies(method, dtype):
+def test_copies_are_equal_on_all_ranks(method, dtype):
     everyone = [differences(rank, method) for rank in range(3)]
     for rank, one in enumerate(everyone):
         one.begin([np.zeros((4, 300), dtype), np.zeros(3, dtype)], [other for other in range(3) if other != rank])
@@ -54,7 +54,7 @@ def test_all_have_the_same_copies(method, dtype):
         np.testing.assert_allclose(one._copies[rank][1], values(50 + rank, dtype)[1], rtol=1e-6)
 
 
-def test_changes_are_of_copies_at_the_rate():
+def test_change_is_rate_times_difference_of_copies():
     one, other = differences(0, TopK(0.5), rate=0.25), differences(1, TopK(0.5), rate=0.25)
     for encoding, rank in ((one, 0), (other, 1)):
         encoding.begin([np.zeros((4, 300)), np.zeros(3)], [1 - rank])
@@ -67,7 +67,7 @@ def test_changes_are_of_copies_at_the_rate():
     assert np.count_nonzero(one._copies[1][0]) == 600
 
 
-def test_what_is_not_finite_is_sent_as_it_is():
+def test_nan_is_sent_uncompressed():
     one, other = differences(0, TopK(0.1)), differences(1, TopK(0.1))
     for encoding, rank in ((one, 0), (other, 1)):
         encoding.begin(values(0), [1 - rank])
@@ -111,11 +111,11 @@ def test_suitable_rates_converge(method):
     assert mixed_for_long(method) < 0.5
 
 
-def test_rates_that_are_too_large_do_not():
+def test_too_large_rate_diverges():
     assert mixed_for_long(TopK(0.02), rate=1.0) > 2
 
 
 @pytest.mark.parametrize("method", [DeepGradientCompression(0.01), FewerWorkers(1), SignSGD(scaled=False)], ids=repr)
-def test_methods_for_sums_are_refused(method):
+def test_unsupported_compression_raises(method):
     with pytest.raises(ValueError, match="gossip cannot compress with"):
         differences(0, method)

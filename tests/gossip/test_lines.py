@@ -32,7 +32,7 @@ def test_messages_arrive_in_their_order(ranks):
     assert ranks(2)(work) == [{1}, {0}]
 
 
-def test_groups_have_lines_of_their_own(ranks):
+def test_groups_have_separate_channels(ranks):
     """Between the same two processes, and of optimizers of the same name."""
 
     def work(group):
@@ -47,7 +47,7 @@ def test_groups_have_lines_of_their_own(ranks):
     assert ranks(3)(work) == [(2, 1), (2, 1), None]
 
 
-def test_nothing_is_there_before_it_has_come(ranks):
+def test_arrived_returns_none_until_message_comes(ranks):
     def work(group):
         lines = MessageChannels(group, "a")
         if group.rank == 0:
@@ -61,7 +61,7 @@ def test_nothing_is_there_before_it_has_come(ranks):
     assert ranks(2)(work)[0] == Kind.DECLINED
 
 
-def test_who_looks_for_messages_learns_that_another_neighbour_is_lost():
+def test_arrived_raises_after_any_neighbour_is_lost():
     engine = Engine(LocalWorld(3).communicator(0), None, Timeouts())
     lines = MessageChannels(Group(engine), "a")
     assert lines.arrived(1) is None

@@ -24,7 +24,7 @@ class Shouting(Mixing):
         values[0] += like(message.parts, values)[0]
 
 
-def test_what_was_sent_before_the_end_is_heard(ranks):
+def test_finish_handles_messages_sent_before_the_end(ranks):
     def work(group):
         others = [rank for rank in range(group.size) if rank != group.rank]
         mixing = Shouting(MessageChannels(group, "a"), others)

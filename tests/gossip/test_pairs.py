@@ -12,7 +12,7 @@ def made(group, topology=None):
     return mixing
 
 
-def test_sums_stay_and_all_agree(ranks):
+def test_pairwise_mixing_keeps_sums_and_approaches_consensus(ranks):
     def work(group):
         mixing = made(group, Complete())
         weights = [np.array([float(group.rank), 1.0])]
@@ -26,7 +26,7 @@ def test_sums_stay_and_all_agree(ranks):
     np.testing.assert_allclose(found[:, 1], 1)
 
 
-def test_requests_at_the_same_time_are_an_average(ranks):
+def test_simultaneous_requests_are_averaged_once(ranks):
     def work(group):
         mixing = made(group)
         weights = mixing.mix([np.full(2, float(group.rank))])
@@ -45,7 +45,7 @@ def test_requests_at_the_same_time_are_an_average(ranks):
     assert ranks(2)(work) == [(0.5, 0.5), (0.5, 0.5)]
 
 
-def test_an_answer_averages_with_what_the_other_one_has_become(ranks):
+def test_answer_uses_current_weights_of_answering_rank(ranks):
     """Rank 0 asks with 0; rank 1 has 1 then, which has become 3 when it answers: it keeps half of the difference."""
 
     def work(group):
@@ -63,7 +63,7 @@ def test_an_answer_averages_with_what_the_other_one_has_become(ranks):
     assert ranks(2)(work) == [1.5, 1.5]
 
 
-def test_requests_to_one_that_has_ended_are_void(ranks):
+def test_requests_to_ended_rank_change_nothing(ranks):
     def work(group):
         mixing = made(group)
         weights = [np.full(2, float(group.rank))]
@@ -74,7 +74,7 @@ def test_requests_to_one_that_has_ended_are_void(ranks):
     assert ranks(2)(work) == [0.0, 1.0]
 
 
-def test_what_was_assigned_is_not_averaged_with_what_was_before(ranks):
+def test_assigned_values_are_not_averaged_with_earlier_weights(ranks):
     def work(group):
         mixing = made(group)
         if group.rank == 0:

@@ -18,7 +18,7 @@ def made(group, topology=None, overlaps=False, encoding=None):
 
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("topology", [Ring(), ExponentialGraph(), RandomPairs()], ids=repr)
-def test_sums_stay_and_all_agree(ranks, topology, overlaps):
+def test_synchronous_mixing_keeps_sums_and_reaches_consensus(ranks, topology, overlaps):
     def work(group):
         mixing = made(group, topology, overlaps)
         weights = [np.array([float(group.rank), 1.0])]
@@ -59,7 +59,7 @@ def test_neighbours_that_have_ended_are_left_out(ranks):
     assert ranks(3)(work) == [first, first, first]
 
 
-def test_a_neighbour_without_any_round(ranks):
+def test_neighbour_that_makes_no_round_is_ignored(ranks):
     def work(group):
         mixing = made(group)
         weights = [np.full(2, float(group.rank))]
@@ -70,7 +70,7 @@ def test_a_neighbour_without_any_round(ranks):
     assert ranks(2)(work) == [0.0, 1.0]
 
 
-def test_what_is_assigned_meanwhile_stays(ranks):
+def test_value_assigned_during_overlap_is_kept(ranks):
     def work(group):
         mixing = made(group, overlaps=True)
         mixing.mix([np.full(2, float(group.rank)), np.full(1, float(group.rank))])
@@ -80,7 +80,7 @@ def test_what_is_assigned_meanwhile_stays(ranks):
     assert ranks(2)(work) == [[7.0, 0.5], [7.0, 0.5]]
 
 
-def test_copies_begin_anew(ranks):
+def test_begin_resets_copies(ranks):
     """With other weights than those at the end of the rounds before."""
 
     def work(group):

@@ -17,7 +17,7 @@ TOPOLOGIES = (Ring(), Complete(), ExponentialGraph(), RandomPairs(3))
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
 @pytest.mark.parametrize("size", range(1, 10))
-def test_means_stay_and_all_hear_of_all(topology, size):
+def test_mixing_matrices_keep_means_and_connect_all_ranks(topology, size):
     everything = np.eye(size)
     for number in range(12 * size):
         weights = matrix(topology, size, number)
@@ -72,7 +72,7 @@ def test_graphs_get_the_weights_of_metropolis_and_hastings():
     assert repr(Graph(star)) == repr(Graph(expected))
 
 
-def test_names():
+def test_topologies_are_made_from_names():
     assert [as_topology(name) for name in ("ring", "complete", "exponential")] == [
         Ring(),
         Complete(),
@@ -105,18 +105,18 @@ def test_names():
         ([[0.0, 0.5, 0.5, 0], [0.5, 0, 0, 0.5], [0.5, 0, 0, 0.5], [0, 0.5, 0.5, 0]], "swap their values for ever"),
     ],
 )
-def test_what_is_no_topology(given, message):
+def test_invalid_topologies_raise(given, message):
     with pytest.raises(ValueError, match=message):
         as_topology(given)
 
 
 @pytest.mark.parametrize("seed", ["a", -1, 1.5, True])
-def test_seeds(seed):
+def test_invalid_seeds_raise(seed):
     with pytest.raises(ValueError, match="a whole number of at least 0; got"):
         RandomPairs(seed)
 
 
-def test_graphs_are_of_a_number_of_processes():
+def test_graph_of_another_size_raises():
     with pytest.raises(ValueError, match="a graph of 2 processes, but 3 train"):
         Graph([[0, 1], [1, 0]]).check(3)
     Ring().check(7)

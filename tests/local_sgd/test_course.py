@@ -17,7 +17,7 @@ from tfdist.local_sgd.course import Progress, Turn
         ({"fragments": 2, "delay": 1, "start_after": 1}, [False, False, True, True, True]),
     ],
 )
-def test_each_turn_gives_new_values_where_it_says_so(settings, replacing):
+def test_only_replacing_turns_return_new_values(settings, replacing):
     course = made(interval=4, **settings)
     assert course.turns == len(replacing)
     assert [course.replaces(what) for what in range(course.turns)] == replacing

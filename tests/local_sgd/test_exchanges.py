@@ -35,7 +35,7 @@ def test_sums_are_weighted(ranks):
             np.testing.assert_allclose(one, expected + 0.75)
 
 
-def test_several_are_under_way_at_once(ranks):
+def test_two_exchanges_can_be_under_way_at_once(ranks):
     def work(group):
         exchanges = Exchanges(group, "one", ["a", "b"])
         first = exchanges.begin([0], [np.ones(3)], 0.5)
@@ -45,7 +45,7 @@ def test_several_are_under_way_at_once(ranks):
     assert ranks(2)(work) == [([2.0] * 3, [1.0] * 3)] * 2
 
 
-def test_what_compression_leaves_out_is_sent_later(ranks):
+def test_compression_residual_is_sent_later(ranks):
     def work(group):
         compressor = Compressor(TopK(0.1), group.rank, group.size)
         compressor.register({"one 0": ("a", (40, 40)), "one 1": ("b", (3,))})
@@ -65,7 +65,7 @@ def test_what_compression_leaves_out_is_sent_later(ranks):
     assert np.abs(results[0][1] - mean).max() < 0.3
 
 
-def test_alone():
+def test_single_process_exchanges_return_own_values():
     alone = SingleProcessExchanges()
     own = Attendance(3, 1, 0, 1)
     assert alone.attend(own, blocking=False) is own

@@ -3,13 +3,13 @@ import pytest
 from tfdist.local_sgd.intervals import Every, Growing, QuadraticRule
 
 
-def test_equal_rounds():
+def test_every_gives_constant_intervals():
     assert [Every(3).steps(step, 0.1) for step in (0, 1, 100)] == [3, 3, 3]
     assert Every(3).least == 3
     assert repr(Every(3)) == "Every(3)"
 
 
-def test_growing_rounds():
+def test_growing_intervals_multiply_up_to_limit():
     interval = Growing(first=2, every=10, factor=2.0, at_most=12)
     assert [interval.steps(step, 0.1) for step in (0, 9, 10, 20, 29, 30, 10**9)] == [2, 2, 4, 8, 8, 12, 12]
     assert interval.least == 2
@@ -36,6 +36,6 @@ def test_the_quadratic_rule_follows_the_learning_rate():
         (lambda: QuadraticRule(1.0, at_least=9, at_most=8), "at_most of at least at_least"),
     ],
 )
-def test_bad_numbers(make, message):
+def test_invalid_numbers_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -54,13 +54,13 @@ def test_everything_is_averaged_at_the_start():
     assert turn == Turn(4, 0)
 
 
-def test_slots_go_with_the_weights():
+def test_slots_are_averaged_only_if_requested():
     assert made(variables=2, slots=1, averages_slots=True).places(0) == [0, 1, 2]
     assert made(variables=2, slots=1).places(0) == [0, 1]
 
 
 @pytest.mark.parametrize("counts", [(4, 4), (0, 8), (9, 1)])
-def test_settling_makes_all_equal_by_samples(ranks, counts):
+def test_settle_averages_weights_by_samples(ranks, counts):
     def work(group):
         rounds = made(group, variables=2, slots=1, averages_slots=True)
         for place in (0, 1):
@@ -75,7 +75,7 @@ def test_settling_makes_all_equal_by_samples(ranks, counts):
         np.testing.assert_array_equal(new[:2], centre)
 
 
-def test_nothing_is_exchanged_that_no_step_has_changed(ranks):
+def test_settle_without_new_steps_exchanges_nothing(ranks):
     def work(group):
         rounds = made(group)
         first = rounds.settle(Progress(4, 2), [np.ones(3), np.ones(3)])
@@ -92,14 +92,14 @@ def test_nothing_is_exchanged_that_no_step_has_changed(ranks):
         assert sent < 100
 
 
-def test_what_is_assigned_is_no_difference():
+def test_assignment_moves_the_centre():
     rounds = made(variables=1)
     rounds.assigned(0, np.full(3, 5.0), Progress(2, 2))
     rounds.exchange(0, Progress(4, 4), 0.1, [np.full(3, 6.0)])
     np.testing.assert_array_equal(rounds.centre, [[6.0] * 3])
 
 
-def test_what_is_assigned_as_a_whole_is_not_exchanged(ranks):
+def test_settle_exchanges_nothing_if_all_was_assigned(ranks):
     """An outer optimizer with momentum would move it."""
 
     def work(group):
@@ -114,7 +114,7 @@ def test_what_is_assigned_as_a_whole_is_not_exchanged(ranks):
     assert ranks(2)(work) == [False, False]
 
 
-def test_what_is_assigned_replaces_what_is_under_way():
+def test_assignment_replaces_exchange_under_way():
     rounds = made(variables=1, delay=2, mix=0.5)
     rounds.begin(0, Progress(4, 4), 0.1, [np.full(3, 4.0)])
     rounds.assigned(0, np.full(3, 100.0), Progress(5, 5))
@@ -126,7 +126,7 @@ def test_what_is_assigned_replaces_what_is_under_way():
     np.testing.assert_array_equal(rounds.centre, [[101.0] * 3])
 
 
-def test_one_that_has_ended_follows_the_others(ranks):
+def test_rank_without_steps_takes_values_of_others(ranks):
     """Rank 0 takes no step at all, rank 1 makes an exchange of each fragment, and both then end."""
 
     def work(group):
@@ -144,6 +144,6 @@ def test_one_that_has_ended_follows_the_others(ranks):
         np.testing.assert_array_equal(new, [[2.0] * 3, [3.0] * 3])
 
 
-def test_more_fragments_than_variables():
+def test_more_fragments_than_variables_raises():
     with pytest.raises(ValueError, match="fragments=3"):
         made(variables=2, fragments=3)

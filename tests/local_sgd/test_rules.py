@@ -10,7 +10,7 @@ OWN = [np.array([2.0, 0.0]), np.array(1.0)]
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.25])
-def test_averaging(mix):
+def test_averaging_adds_mean_change_and_mixes_own_values(mix):
     rule = Averaging(mix)
     centre = rule.centre(BEFORE, MEAN)
     np.testing.assert_array_equal(centre[0], [1.5, -1.0])
@@ -21,7 +21,7 @@ def test_averaging(mix):
     np.testing.assert_array_equal(BEFORE[0], [1.0, -2.0])
 
 
-def test_an_outer_optimizer_takes_the_difference_for_a_gradient():
+def test_outer_optimizer_uses_mean_change_as_gradient():
     rule = Outer(keras.optimizers.SGD(0.5, momentum=0.5))
     assert rule.centre([], []) == []
     rule = Outer(given := keras.optimizers.SGD(0.5, momentum=0.5))
@@ -33,7 +33,7 @@ def test_an_outer_optimizer_takes_the_difference_for_a_gradient():
     assert not given.built
 
 
-def test_springs():
+def test_elastic_rule_pulls_own_values_to_centre():
     rule = Elastic(0.5).for_fragment(2, delay=0)
     centre = rule.centre(BEFORE, MEAN)
     np.testing.assert_allclose(centre[0], BEFORE[0] + 0.5 * MEAN[0])
@@ -49,7 +49,7 @@ def test_dtypes_are_kept(dtype):
         assert {one.dtype for one in (*centre, *rule.own(own, before, centre))} == {np.dtype(dtype)}
 
 
-def test_states_of_fewer_rules_are_taken_by_none(caplog):
+def test_states_of_fewer_rules_are_not_restored(caplog):
     """Not by the first ones either, whose variables may have the same shapes."""
     like = [np.ones(3)]
     trained, *others = (Outer(keras.optimizers.SGD(0.5, momentum=0.5)) for _ in range(3))
@@ -68,7 +68,7 @@ def test_each_fragment_has_a_rule_of_its_own():
 
 
 @pytest.mark.parametrize(("given", "delay", "mix"), [(None, 0, 0.0), (None, 1, 0.5), (0.25, 0, 0.25), (0, 2, 0.0)])
-def test_what_a_process_keeps_depends_on_the_delay(given, delay, mix):
+def test_default_mix_depends_on_delay(given, delay, mix):
     for rule in (Averaging(given), Outer(keras.optimizers.SGD(0.5), given)):
         assert rule.for_fragment(2, delay).mix == mix
 
@@ -91,6 +91,6 @@ def test_names_of_outer_optimizers_do_not_matter():
         (lambda: Elastic(0.0), ValueError, "got 0.0"),
     ],
 )
-def test_bad_arguments(make, error, message):
+def test_invalid_arguments_raise(make, error, message):
     with pytest.raises(error, match=message):
         make()

@@ -7,7 +7,7 @@ from tests.model_parallel.test_device_scope import Subclassed, functional, two_s
 from tfdist.model_parallel.analysis import analyze
 
 
-def test_a_perceptron():
+def test_costs_of_perceptron_equal_hand_computed_values():
     model = keras.Sequential(
         [keras.Input((8,)), keras.layers.Dense(16, "relu", name="a"), keras.layers.Dense(1, name="b")]
     )
@@ -19,7 +19,7 @@ def test_a_perceptron():
     assert found.work == found.depth == sum(call.flops for call in found.calls)
 
 
-def test_shared_layers_branches_and_devices():
+def test_shared_layer_counts_once_and_forms_parallel_branches():
     model = two_sequences(keras.layers.LSTM(8, name="lstm"))
     found = analyze(model)
     names = [call.name for call in found.calls]
@@ -31,7 +31,7 @@ def test_shared_layers_branches_and_devices():
     assert found.parallelism == pytest.approx(2, rel=0.05)
 
 
-def test_a_model_in_a_model_is_opened():
+def test_nested_model_is_analyzed_call_by_call():
     inputs = keras.Input((8,))
     inner = functional()
     found = analyze(keras.Model(inputs, inner(inputs) * 2.0))
@@ -50,7 +50,7 @@ def test_a_model_that_is_called_twice_is_one_call():
     assert [call.parameters for call in found.calls] == [inner.count_params(), 0]
 
 
-def test_what_a_person_reads():
+def test_report_names_calls_devices_and_parallelism():
     text = str(analyze(two_sequences(keras.layers.LSTM(8, name="lstm")), 32))
     assert "Forward pass of 32 samples" in text
     assert "lstm (2)" in text
@@ -68,18 +68,18 @@ def test_what_a_person_reads():
         (lambda: None, "got None, which is not a Keras model"),
     ],
 )
-def test_models_without_a_graph(make, message):
+def test_models_without_a_graph_raise(make, message):
     with pytest.raises(ValueError, match=message):
         analyze(make())
 
 
 @pytest.mark.parametrize("batch_size", [0, None, 2.0])
-def test_batches_that_cannot_be(batch_size):
+def test_invalid_batch_size_raises(batch_size):
     with pytest.raises(ValueError, match=f"batch_size must be an integer of at least 1; got {batch_size}"):
         analyze(functional(), batch_size)
 
 
-def test_shapes_that_are_known_at_run_time_only():
+def test_unknown_input_shape_raises():
     inputs = keras.Input((None, 8))
     model = keras.Model(inputs, keras.layers.Dense(4)(inputs))
     with pytest.raises(ValueError, match="Give the model an Input of known shape"):

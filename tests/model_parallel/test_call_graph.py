@@ -23,7 +23,7 @@ def test_a_chain_has_no_branches():
     assert chain.branches == ()
 
 
-def test_two_branches():
+def test_fork_has_two_branches_and_critical_path():
     forked = graph(a=("", 1), b=("a", 5), c=("a", 2), d=("c", 2), e=(["b", "d"], 1))
     assert (forked.work, forked.depth) == (11, 7)
     assert forked.critical_path == ("a", "b", "e")
@@ -34,7 +34,7 @@ def test_two_branches():
     assert branches.gain == 4
 
 
-def test_branches_from_the_inputs():
+def test_branches_can_begin_at_the_inputs():
     two = graph(a=("", 3), b=("", 4), c=(["a", "b"], 1))
     (branches,) = two.branches
     assert branches.begin is None
@@ -48,7 +48,7 @@ def test_a_connection_that_skips_is_no_branch():
     assert skipped.depth == 7
 
 
-def test_branches_in_branches_and_those_that_share_a_part():
+def test_nested_branches_are_found_and_overlapping_ones_ignored():
     nested = graph(
         a=("", 1), b=("a", 1), c=("b", 3), d=("b", 3), e=(["c", "d"], 1), f=("a", 4), g=(["e", "f"], 1)
     )  # fmt: skip
@@ -57,6 +57,6 @@ def test_branches_in_branches_and_those_that_share_a_part():
     assert {one.end for one in crossed.branches} == {"d"}, "those that meet in f share c"
 
 
-def test_an_empty_graph():
+def test_empty_graph_has_no_work():
     empty = CallGraph([])
     assert (empty.work, empty.depth, empty.parallelism, empty.critical_path, empty.branches) == (0, 0, 1.0, (), ())

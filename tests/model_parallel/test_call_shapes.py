@@ -25,14 +25,14 @@ def test_known_shapes():
     assert shapes(inputs, layers.Dense(3)(layers.Dense(2)(inputs))) == [[5, 2], [5, 3]]
 
 
-def test_shapes_that_follow_from_the_inputs():
+def test_shapes_unknown_to_keras_are_inferred_from_inputs():
     inputs = keras.Input((6, 8))
     patches = Patches()(inputs)
     assert patches.shape == (None, None, 4)
     assert shapes(inputs, layers.Dense(3)(patches)) == [[5, 12, 4], [5, 12, 3]]
 
 
-def test_inputs_of_open_length():
+def test_open_size_replaces_unknown_lengths():
     inputs = keras.Input((None, 2))
     outputs = layers.Dense(4)(layers.LSTM(3, return_sequences=True)(inputs))
     assert shapes(inputs, outputs) == [[5, None, 3], [5, None, 4]]

@@ -85,7 +85,7 @@ def test_forward_backward_and_update_are_where_layers_are_called(kind, optimizer
 
 @pytest.mark.parametrize("optimizer", ["sgd", sweep("adam")])
 @pytest.mark.parametrize("kind", ["functional", "sequential", "nested"])
-def test_devices_do_not_change_what_is_learnt(kind, optimizer):
+def test_placement_does_not_change_trained_weights(kind, optimizer):
     model = MODELS[kind]()
     alone = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "silu"), keras.layers.Dense(1)])
     alone.set_weights(model.get_weights())
@@ -144,7 +144,7 @@ def test_a_layer_that_is_called_on_two_devices_computes_on_both(name):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_operations_that_are_no_layers():
+def test_keras_operations_run_on_scope_device():
     inputs = keras.Input((8,))
     with device_scope("CPU:2"):
         outputs = keras.ops.sum(keras.ops.sin(inputs) * 2.0, axis=1, keepdims=True)
@@ -153,7 +153,7 @@ def test_operations_that_are_no_layers():
     assert places(found, "Sin") == {"CPU:2": 1}
 
 
-def test_fit_evaluate_and_predict():
+def test_fit_evaluate_and_predict_run_on_scope_devices():
     model = functional()
     model.compile("sgd", "mse", metrics=["mae"])
     x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
@@ -164,7 +164,7 @@ def test_fit_evaluate_and_predict():
     assert "CPU:0" not in places(found, "MatMul")
 
 
-def test_an_eager_call_computes_there():
+def test_eager_calls_run_on_scope_device():
     with device_scope("CPU:2"):
         value = tf.constant([1.0]) + 1.0
     assert value.device.endswith("CPU:2")
@@ -182,7 +182,7 @@ def test_the_innermost_scope_counts():
     assert homes(outer.variables) == ["CPU:1"] * 2
 
 
-def test_mixed_precision():
+def test_mixed_precision_runs_on_devices_and_learns_the_same():
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = functional()
@@ -203,13 +203,13 @@ def test_mixed_precision():
 
 
 @pytest.mark.parametrize("device", ["GPU:7", "CPU:9", "nonsense", "", "/job:worker/CPU:x"])
-def test_a_device_that_does_not_exist(device):
+def test_unknown_device_raises(device):
     with pytest.raises(ValueError, match=r"expected a device of this process; got .* Choose from CPU:0, CPU:1, CPU:2"):
         device_scope(device).__enter__()
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_xla_is_an_error_that_says_what_fits(kind):
+def test_jit_compile_raises_and_names_alternative(kind):
     model = MODELS[kind]()
 
     def train():
@@ -221,7 +221,7 @@ def test_xla_is_an_error_that_says_what_fits(kind):
 
 
 @pytest.mark.parametrize("kind", ["functional", "sequential", "built_late", "nested"])
-def test_xla_is_left_out_where_keras_may_choose(kind):
+def test_automatic_jit_compile_is_turned_off(kind):
     model = MODELS[kind]()
     model.compile("sgd", "mse")
     assert not model.jit_compile
@@ -317,7 +317,7 @@ def own_step(one, other):
 
 
 @pytest.mark.parametrize("make", [own_step, Gan])
-def test_steps_of_ones_own(make):
+def test_custom_train_step_runs_on_scope_devices(make):
     found = []
     for devices in (("CPU:1", "CPU:2"), ("CPU:0", "CPU:0")):
         keras.utils.set_random_seed(0)

@@ -16,12 +16,12 @@ def test_calls_stand_below_their_inputs_and_beside_each_other():
     assert positions(CallGraph(calls)) == [(0, 0), (0, 1), (1, 1), (0, 2)]
 
 
-def test_a_picture(tmp_path):
+def test_draw_writes_svg_with_call_names(tmp_path):
     analyze(two_sequences(keras.layers.LSTM(4))).draw(tmp_path / "model.svg")
     assert "concatenate" in (tmp_path / "model.svg").read_text()
 
 
-def test_without_matplotlib(tmp_path, monkeypatch):
+def test_draw_without_matplotlib_raises(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         analyze(two_sequences(keras.layers.LSTM(4))).draw(tmp_path / "model.svg")

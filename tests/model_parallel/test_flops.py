@@ -52,12 +52,12 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_operations(name):
+def test_flops_of_operations_equal_hand_counts(name):
     function, specs, expected = PRODUCTS[name]
     assert counted(function, *specs) == expected
 
 
-def test_functions_in_functions_and_conditionals():
+def test_nested_functions_and_costlier_branch_are_counted():
     inner = tf.function(lambda a: tf.sin(a))
 
     def outer(a):
@@ -86,7 +86,7 @@ def test_a_recurrent_layer_counts_as_its_steps(layer):
     assert products < found[0] < 1.3 * products
 
 
-def test_what_is_known_at_run_time_only():
+def test_unknown_shapes_and_trip_counts_raise():
     with pytest.raises(UnknownShapeError, match="is known at run time only"):
         counted(lambda a: a + a, of(None, 4))
     with pytest.raises(UnknownShapeError, match="how often the loop"):

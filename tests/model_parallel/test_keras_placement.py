@@ -22,14 +22,14 @@ def test_calls_know_their_devices():
     assert devices(keras.Model(inputs, keras.layers.Dense(1)(inputs))) == [None]
 
 
-def test_which_models_are_placed():
+def test_is_placed_detects_devices_in_nested_models():
     inputs = keras.Input((8,))
     around = keras.Model(inputs, keras.layers.Dense(1)(functional()(inputs)))
     assert all(map(is_placed, (functional(), sequential(), nested(), around)))
     assert not is_placed(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
 
 
-def test_a_sequential_is_made_anew_with_each_layer():
+def test_devices_follow_added_and_removed_layers():
     model = sequential()
     assert devices(model._functional) == ["/device:CPU:1", "/device:CPU:2"]
     model.pop()
@@ -37,7 +37,7 @@ def test_a_sequential_is_made_anew_with_each_layer():
     assert devices(model._functional) == ["/device:CPU:1", None]
 
 
-def test_a_layer_in_the_memory_of_a_removed_one_has_no_device():
+def test_layer_with_reused_id_has_no_device():
     model = keras.Sequential([keras.Input((4,))])
     layer = keras.layers.Dense(2)
     model.__dict__["_tfdist_devices"] = {id(layer): "/device:CPU:1"}  # as of one that was removed
@@ -45,19 +45,19 @@ def test_a_layer_in_the_memory_of_a_removed_one_has_no_device():
     assert devices(model._functional) == [None]
 
 
-def test_what_is_no_layer_is_an_error_of_keras():
+def test_adding_a_non_layer_raises_error_of_keras():
     with pytest.raises(ValueError, match="Only instances of"):
         sequential().add(7)
 
 
-def test_a_sequential_in_one_scope():
+def test_sequential_made_in_scope_is_on_its_device():
     with device_scope("CPU:2"):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
     assert devices(model._functional) == ["/device:CPU:2"] * 2
     assert homes(model.variables) == ["CPU:2"] * 4
 
 
-def test_a_model_of_another_ones_tensors():
+def test_models_made_of_placed_tensors_keep_devices():
     model = functional()
     hidden = model.layers[1].output
     part = keras.Model(model.inputs, hidden)
@@ -66,7 +66,7 @@ def test_a_model_of_another_ones_tensors():
     assert devices(rest) == ["/device:CPU:2"], "whose calls Keras copies"
 
 
-def test_clones():
+def test_cloned_models_keep_devices():
     for make in (functional, sequential, nested):
         clone = keras.models.clone_model(make())
         clone.compile("sgd", "mse")
@@ -75,7 +75,7 @@ def test_clones():
         assert homes(clone.trainable_variables) == ["CPU:1", "CPU:1", "CPU:2", "CPU:2"], make
 
 
-def test_the_calls_of_a_shared_layer_in_the_order_of_the_graph():
+def test_each_call_of_shared_layer_has_its_own_device():
     layer, inputs = keras.layers.Dense(4), keras.Input((4,))
     with device_scope("CPU:2"):
         late = keras.layers.Dense(4)
@@ -90,7 +90,7 @@ def test_the_calls_of_a_shared_layer_in_the_order_of_the_graph():
     assert places(found, "MatMul") == {"CPU:0": 1, "CPU:1": 1, "CPU:2": 1}
 
 
-def test_a_loop_of_ones_own():
+def test_custom_training_loop_runs_on_scope_devices():
     model, optimizer = functional(), keras.optimizers.SGD(0.001)
     x = tf.ones((4, 8))
 
@@ -107,7 +107,7 @@ def test_a_loop_of_ones_own():
     assert float(step()) < first
 
 
-def test_a_sequential_that_its_first_call_builds_is_where_it_is_called():
+def test_unbuilt_sequential_runs_on_device_of_each_call():
     shared = keras.Sequential([keras.layers.Dense(4)])
     inputs = [keras.Input((8,)), keras.Input((8,))]
     outputs = []
@@ -119,12 +119,12 @@ def test_a_sequential_that_its_first_call_builds_is_where_it_is_called():
     assert places(found, "MatMul") == {"CPU:1": 1, "CPU:2": 1}
 
 
-def test_xla_in_a_function_of_ones_own():
+def test_custom_jit_compiled_function_raises():
     with pytest.raises(ValueError, match=r"layers in a tfdist.device_scope, and XLA compiles for one device"):
         tf.function(functional(), jit_compile=True)(tf.ones([4, 8]))
 
 
-def test_a_strategy_with_several_replicas_in_a_process():
+def test_device_scope_with_several_replicas_per_process_raises():
     strategy = tfdist.AllReduceStrategy(devices=["CPU:1", "CPU:2"])
     with strategy.scope():
         dense, inputs = keras.layers.Dense(4), keras.Input((8,))
@@ -133,7 +133,7 @@ def test_a_strategy_with_several_replicas_in_a_process():
             dense(inputs)
 
 
-def test_all_that_an_optimizer_does_for_a_variable_is_beside_it():
+def test_optimizer_operations_run_on_device_of_variable():
     model = functional()
     model.compile(keras.optimizers.Adam(0.01, weight_decay=0.1, gradient_accumulation_steps=2), "mse")
     found = executed(train_step(model, 8))

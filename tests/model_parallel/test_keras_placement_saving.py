@@ -34,7 +34,7 @@ def test_a_loaded_model_computes_where_the_saved_one_did(kind, tmp_path):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_the_calls_of_a_shared_layer(tmp_path):
+def test_loaded_shared_layer_runs_on_both_devices(tmp_path):
     model = two_sequences(keras.layers.Bidirectional(keras.layers.LSTM(3)))
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
@@ -46,7 +46,7 @@ def test_the_calls_of_a_shared_layer(tmp_path):
     assert set(homes(loaded.layers[2].trainable_variables)) == {"CPU:1"}
 
 
-def test_variables_are_where_they_were_not_where_they_are_used(tmp_path):
+def test_loaded_variables_keep_device_of_build_not_of_call(tmp_path):
     with device_scope("CPU:1"):
         layer = keras.layers.Dense(2)
         layer.build((None, 8))
@@ -59,20 +59,20 @@ def test_variables_are_where_they_were_not_where_they_are_used(tmp_path):
     assert places(executed(lambda: loaded.predict_on_batch(np.ones((2, 8), "float32"))), "MatMul") == {"CPU:2": 1}
 
 
-def test_from_config_and_json():
+def test_model_from_json_keeps_devices():
     for make in (functional, sequential):
         model = keras.models.model_from_json(make().to_json())
         assert homes(model.variables) == ["CPU:1", "CPU:1", "CPU:2", "CPU:2"]
 
 
-def test_models_without_devices_are_saved_as_ever():
+def test_unplaced_models_are_saved_without_tfdist_entries():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     assert "tfdist" not in model.to_json()
     inputs = keras.Input((3,))
     assert "tfdist" not in keras.Model(inputs, model(inputs)).to_json()
 
 
-def test_a_device_that_is_missing_is_left_out(tmp_path, caplog):
+def test_missing_device_is_ignored_with_one_warning(tmp_path, caplog):
     keras_placement_saving._missing.clear()
     sequential().save(tmp_path / "model.keras")
     with zipfile.ZipFile(tmp_path / "model.keras") as file:
@@ -95,7 +95,7 @@ assert not any("tfdist" in name for name in sys.modules)
 
 
 @pytest.mark.parametrize("make", [functional, sequential])
-def test_plain_keras_loads_them(make, tmp_path):
+def test_plain_keras_loads_placed_models(make, tmp_path):
     model = make()
     model.save(tmp_path / "model.keras")
     expected = model.predict(np.ones((1, 8), "float32"), verbose=0)
@@ -127,7 +127,7 @@ class Block(keras.layers.Layer):
         return {**super().get_config(), "units": self.units}
 
 
-def test_layers_inside_a_layer_that_are_named_anew(tmp_path):
+def test_renamed_inner_layers_keep_devices_when_loaded(tmp_path):
     inputs = keras.Input((8,))
     with device_scope("CPU:1"):
         hidden = Block(4)(inputs)

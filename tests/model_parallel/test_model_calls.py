@@ -53,7 +53,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_all_parts_one_behind_the_other_compute_what_the_model_does(name):
+def test_calls_run_in_sequence_equal_the_model(name):
     model = MODELS[name]()
     calls = ModelCalls(model)
     shapes = [[5, *tensor.shape[1:]] for tensor in model.inputs]
@@ -77,7 +77,7 @@ def test_models_with_several_inputs_are_opened():
     assert "/subtract" in names[0]
 
 
-def test_names_and_what_is_passed_on():
+def test_nested_calls_have_path_names_and_training_flags():
     calls = ModelCalls(fine_tuned()).calls
     assert sorted(call.name for call in calls) == [
         "base/inner/one",
@@ -91,7 +91,7 @@ def test_names_and_what_is_passed_on():
     assert {call.name: call.training for call in calls}["head"] is None
 
 
-def test_devices_are_those_of_the_models_around_where_there_are_no_others():
+def test_unplaced_nested_calls_inherit_device_of_outer_model():
     inputs = keras.Input((4,))
     with device_scope("CPU:1"):
         inner = keras.Sequential([keras.Input((4,)), dense(4, "placed")], name="inner")
@@ -118,7 +118,7 @@ def with_a_call_of_its_own(inputs):
 
 
 @pytest.mark.parametrize("make", [called_twice, with_a_call_of_its_own, lambda inputs: Subclassed()(inputs)])
-def test_models_that_stay_whole(make):
+def test_subclassed_and_repeated_models_are_not_opened(make):
     inputs = keras.Input((4,))
     model = keras.Model(inputs, make(inputs))
     assert all("/" not in call.name for call in ModelCalls(model).calls)
@@ -135,7 +135,7 @@ class Block(keras.layers.Layer):
         return self.dropout(inputs)
 
 
-def test_layers_inside_layers_learn_whether_the_model_is_trained():
+def test_inner_layers_receive_training_flag():
     inputs = keras.Input((100,))
     calls = ModelCalls(keras.Model(inputs, Block()(inputs)))
     for training in (True, False):

@@ -82,7 +82,7 @@ def test_stages_compute_on_their_devices_and_learn_the_same(name, balance):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_costs_of_stages():
+def test_stage_costs_equal_hand_computed_values():
     found = partition(perceptron(), stages=3, balance="flops", batch_size=2, verbose=False)
     first, middle, last = found.stages
     assert (first.calls, middle.calls, last.calls) == (
@@ -99,7 +99,7 @@ def test_costs_of_stages():
         assert stage.cost == 16 * stage.parameters + stage.activations
 
 
-def test_what_skips_a_stage_is_sent_across_both_cuts():
+def test_skip_connection_is_sent_across_both_cuts():
     inputs = keras.Input((8,))
     first = keras.layers.Dense(8, name="first")(inputs)
     second = keras.layers.Dense(8, name="second")(first)
@@ -122,7 +122,7 @@ def test_variables_live_where_their_layer_is_called_first():
     assert homes(found.model.variables) == ["CPU:1"] * 6 + ["CPU:2"] * 6
 
 
-def test_a_cut_through_a_model_inside():
+def test_cut_inside_nested_model_places_its_layers():
     inner = keras.Sequential([keras.Input((8,)), *(keras.layers.Dense(8) for _ in range(3))], name="inner")
     model = keras.Sequential([keras.Input((8,)), inner, keras.layers.Dense(8)])
     found = partition(model, ["CPU:1", "CPU:2"], balance="flops", verbose=False)
@@ -133,7 +133,7 @@ def test_a_cut_through_a_model_inside():
     assert set(places(executed(train_step(found.model, 8)), "MatMul")) == {"CPU:1", "CPU:2"}
 
 
-def test_a_model_that_was_placed_before():
+def test_partition_replaces_devices_only_in_its_copy():
     model = functional()
     found = partition(model, ["CPU:0", "CPU:2"], balance="flops", verbose=False)
     found.model.compile("sgd", "mse")
@@ -149,7 +149,7 @@ def test_a_partition_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize("balance", BALANCES)
-def test_what_a_person_reads(balance, capsys):
+def test_partition_prints_stages_devices_and_costs(balance, capsys):
     partition(perceptron(), ["CPU:1", "CPU:2"], balance=balance)
     text = capsys.readouterr().out
     assert f"2 stages, balanced by {balance}" in text
@@ -173,24 +173,24 @@ def test_what_a_person_reads(balance, capsys):
         ({"stages": 2, "batch_size": 0}, "batch_size must be an integer of at least 1; got 0"),
     ],
 )
-def test_bad_input(given, message):
+def test_invalid_arguments_raise(given, message):
     with pytest.raises(ValueError, match=message):
         partition(perceptron(), **given)
 
 
-def test_models_without_a_graph():
+def test_model_without_a_graph_raises():
     with pytest.raises(ValueError, match="Write it with the functional API"):
         partition(Subclassed(), stages=2)
 
 
-def test_in_the_scope_of_a_strategy():
+def test_partition_in_strategy_scope_uses_devices():
     with tfdist.AllReduceStrategy().scope():
         found = partition(perceptron(), ["CPU:1", "CPU:2"], balance="time", verbose=False)
         found.model.compile("adam", "mse")
     assert set(places(executed(train_step(found.model, 8)), "MatMul")) == {"CPU:1", "CPU:2"}
 
 
-def test_a_layer_that_a_model_inside_shares_with_the_one_around_it():
+def test_layer_shared_with_nested_model_is_copied_once():
     dense, inner_inputs, inputs = keras.layers.Dense(8), keras.Input((8,)), keras.Input((8,))
     inner = keras.Model(inner_inputs, dense(keras.layers.Dense(8)(inner_inputs)))
     model = keras.Model(inputs, dense(inner(inputs)))

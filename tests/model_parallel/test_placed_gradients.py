@@ -17,7 +17,7 @@ def cubed(x):
     return x**3, grad
 
 
-def test_gradients_and_those_of_gradients():
+def test_second_order_gradients_run_on_scope_device():
     x = tf.Variable([2.0])
 
     @tf.function
@@ -33,7 +33,7 @@ def test_gradients_and_those_of_gradients():
     assert [one for one in found if one.is_elsewhere] == []
 
 
-def test_gradients_in_python():
+def test_python_gradients_run_on_scope_device():
     x = tf.Variable([2.0])
 
     @tf.function
@@ -61,7 +61,7 @@ def test_the_innermost_scope_counts():
     assert places(found, "Cos") == {"CPU:1": 1, "CPU:2": 1}, "the gradients of both, Cos and Cosh"
 
 
-def test_loops_and_conditionals():
+def test_gradients_of_loops_and_conditionals_run_on_scope_device():
     x = tf.Variable([1.5])
 
     @tf.function

@@ -6,7 +6,7 @@ from tests.model_parallel.executed import executed, homes, train_step
 from tfdist.model_parallel.device_scope import device_scope
 
 
-def test_weights_that_keras_makes_late():
+def test_weights_made_by_shape_inference_are_on_scope_device():
     class Late(keras.layers.Layer):
         """A layer without ``build``: Keras makes its inner layer's weights when it infers the shape of the output."""
 
@@ -23,7 +23,7 @@ def test_weights_that_keras_makes_late():
     assert homes(model.variables) == ["CPU:2"] * 2
 
 
-def test_frozen_and_moving_weights_and_averages():
+def test_frozen_weights_and_moving_averages_are_on_scope_device():
     inputs = keras.Input((8,))
     with device_scope("CPU:1"):
         hidden = keras.layers.BatchNormalization()(keras.layers.Dense(4)(inputs))
@@ -46,7 +46,7 @@ def test_frozen_and_moving_weights_and_averages():
             assert home == "CPU:2", name
 
 
-def test_accumulated_gradients():
+def test_gradient_accumulators_are_on_scope_device():
     inputs = keras.Input((8,))
     with device_scope("CPU:2"):
         model = keras.Model(inputs, keras.layers.Dense(1)(inputs))

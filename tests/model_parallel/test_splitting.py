@@ -13,7 +13,7 @@ def largest(costs, ends):
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 6])
-def test_no_other_division_is_better(parts):
+def test_split_minimizes_the_largest_cost(parts):
     generator = np.random.default_rng(parts)
     for _ in range(20):
         costs = generator.integers(0, 10, 6).tolist()
@@ -25,6 +25,6 @@ def test_no_other_division_is_better(parts):
         assert largest(costs, ends) == min(largest(costs, one) for one in every)
 
 
-def test_elements_that_cost_nothing():
+def test_zero_cost_elements_make_nonempty_parts():
     assert split([0, 0, 0], 3) == [1, 2, 3]
     assert split([5], 1) == [1]

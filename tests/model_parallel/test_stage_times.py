@@ -16,7 +16,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_any_part_of_a_model(name):
+def test_measuring_a_stage_leaves_weights_unchanged(name):
     model = MODELS[name]()
     calls, before = ModelCalls(model), model.get_weights()
     half = len(calls.calls) // 2
@@ -26,7 +26,7 @@ def test_any_part_of_a_model(name):
         np.testing.assert_array_equal(one, other)
 
 
-def test_moving_statistics_and_random_states_are_as_before():
+def test_measuring_leaves_statistics_and_seeds_unchanged():
     inputs = keras.Input((4,))
     outputs = keras.layers.Dropout(0.5)(keras.layers.BatchNormalization()(inputs))
     model = keras.Model(inputs, outputs)

@@ -33,13 +33,13 @@ def resumed(tmp_path_factory):
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("kill", GOES_ON)
-def test_killed_in_a_backup(kill, resumed):
+def test_training_killed_during_backup_resumes(kill, resumed):
     assert GOES_ON[kill] in resumed[kill].result().output
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(("model", "kill"), [("OwnStep", "1"), ("GAN", "0")])
-def test_optimizers_of_a_models_own_step(model, kill, tmp_path):
+def test_optimizers_of_custom_step_are_restored_on_all_ranks(model, kill, tmp_path):
     """All ranks resume with the chief's weights and optimizers, whichever rank was killed."""
     command = [str(OWN_STEPS), model, str(tmp_path)]
     with harness.started(command, 2, {"TEST_KILL": kill}) as processes:

@@ -33,5 +33,5 @@ CHECKS = [
 
 
 @checks({2: CHECKS})
-def test_check(size, check, passes):
+def test_callbacks_and_saving_on_two_processes(size, check, passes):
     passes(size, check)

@@ -18,12 +18,12 @@ pytestmark = pytest.mark.multiprocess
 
 
 @checks({2: IN_SWEEPS, 3: CHECKS, 4: IN_SWEEPS})
-def test_every_algorithm(size, check, passes):
+def test_algorithms_are_correct_over_mpi(size, check, passes):
     passes(size, check)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_death_in_the_middle(name):
+def test_killed_rank_is_named_by_every_algorithm(name):
     with harness.started([PROGRAM], 3, {"TEST_CASES": "forever", "TEST_ALGORITHM": name}) as processes:
         for rank in range(3):
             processes.await_output(rank, "READY")
@@ -36,7 +36,7 @@ def test_death_in_the_middle(name):
 
 
 @pytest.mark.parametrize("cliques", [sweep("2"), "4"])
-def test_every_algorithm_on_several_machines_as_mpi_sees_them(cliques):
+def test_algorithms_are_correct_on_several_mpi_cliques(cliques):
     settings = {"TEST_CASES": ",".join(CHECKS), "MPIR_CVAR_NUM_CLIQUES": cliques}
     for end in harness.run([PROGRAM], 4, settings):
         assert "DONE" in end.output
@@ -51,26 +51,26 @@ def failed_with_mismatch(check, **settings):
     return outputs
 
 
-def test_ranks_that_call_different_collectives():
+def test_different_collectives_raise_on_all_ranks():
     outputs = failed_with_mismatch("different")
     assert outputs.count("MismatchError: ranks take part in different collectives") == 2, outputs
     assert "rank 0 waits in sum of rank 0; rank 1 waits in sum of rank 1" in outputs
 
 
-def test_ranks_that_call_different_collectives_which_both_know():
+def test_different_known_collectives_raise_on_all_ranks():
     outputs = failed_with_mismatch("different_later")
     assert outputs.count("MismatchError: ranks take part in different collectives") == 2, outputs
     assert "rank 0 waits in sum; rank 1 waits in other sum" in outputs
 
 
 @pytest.mark.parametrize("elements", [10, 100_000])
-def test_data_of_different_sizes(elements):
+def test_different_data_sizes_raise(elements):
     outputs = failed_with_mismatch("different_sizes", TEST_SIZES=str(elements))
     assert "MismatchError: rank" in outputs, outputs
     assert f"expected {8 * elements} bytes from rank 1, which sent" in outputs, outputs
 
 
-def test_a_rank_that_is_late_is_named_and_the_job_goes_on():
+def test_late_rank_is_named_and_job_continues():
     with harness.started([PROGRAM], 3, {"TEST_CASES": "late,exact", "TFDIST_STALL_TIMEOUT": "1"}) as processes:
         for rank, end in enumerate(processes.wait()):
             assert end.code == 0, processes.outputs()

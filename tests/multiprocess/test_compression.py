@@ -61,25 +61,25 @@ def test_every_method_learns_digits(name, learnt):
         assert [layer.rsplit("/", 1)[-1] for layer in result["layers"]] == ["kernel", "kernel"], result
 
 
-def test_momentum_in_the_optimizers_place(tmp_path):
+def test_momentum_of_compression_replaces_optimizer_momentum(tmp_path):
     outputs_of("momentum", 2, tmp_path)
 
 
-def test_interrupted_training_goes_on_with_its_residuals(tmp_path):
+def test_interrupted_training_restores_residuals(tmp_path):
     outputs_of("goes on", 2, tmp_path)
 
 
-def test_residuals_go_with_a_saved_model(tmp_path):
+def test_residuals_are_saved_with_the_model(tmp_path):
     ended = outputs_of("saved", 2, tmp_path)
     assert "the residuals of compression saved beside" in ended[0].output
     assert "those of rank(s) [1] are missing" in ended[0].output
 
 
-def test_steps_that_are_not_finite_are_skipped(tmp_path):
+def test_nonfinite_steps_are_skipped(tmp_path):
     outputs_of("not finite", 3, tmp_path)
 
 
-def test_a_gradient_that_one_rank_lacks(tmp_path):
+def test_gradient_missing_on_one_rank_is_reported(tmp_path):
     settings = {"TFDIST_STALL_TIMEOUT": "1", "TFDIST_COLLECTIVE_TIMEOUT": "5"}
     for rank, end in enumerate(outputs_of("absent", 2, tmp_path, codes=[5, 5], **settings)):
         assert "rank 0 has posted <lambda>: compressed sum of 1 float32" in end.output
@@ -89,7 +89,7 @@ def test_a_gradient_that_one_rank_lacks(tmp_path):
         assert "TOLD" in end.output
 
 
-def test_policies_that_choose_differently_on_two_ranks(tmp_path):
+def test_different_compression_on_two_ranks_is_reported(tmp_path):
     settings = {"TFDIST_STALL_TIMEOUT": "1", "TFDIST_COLLECTIVE_TIMEOUT": "20"}
     for end in outputs_of("differ", 2, tmp_path, codes=[5, 5], **settings):
         assert "TOLD" in end.output

@@ -84,7 +84,7 @@ CONTAINERS = {
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_sums_are_right(name):
+def test_sums_are_right_between_containers(name):
     prefixes, result, reason = CONTAINERS[name]
     found = outputs(prefixes)
     for output in found:
@@ -103,7 +103,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("calls", FORBIDDEN)
-def test_system_calls_that_a_container_may_not_make(calls):
+def test_sums_are_right_with_forbidden_system_calls(calls):
     result, reason = FORBIDDEN[calls]
     found = outputs([NOTHING, NOTHING], settings={"TEST_FORBIDDEN": calls})
     assert f"RIGHT {result}" in found[0]
@@ -120,7 +120,7 @@ def mounted(folder, options):
 
 
 @pytest.mark.parametrize("size", ["64m", "1m"])
-def test_dev_shm_of_a_pod(size, tmp_path):
+def test_sums_use_the_shared_dev_shm_of_pod(size, tmp_path):
     """Both ranks share it, and it has room for MPI's defaults or only for less."""
     with mounted(str(tmp_path), f"size={size}") as folder:
         for output in outputs([shared_shm(folder)] * 2):
@@ -128,7 +128,7 @@ def test_dev_shm_of_a_pod(size, tmp_path):
         assert os.listdir(folder) == []
 
 
-def test_two_containers_of_a_pod_that_are_killed(tmp_path):
+def test_dev_shm_of_pod_is_empty_while_containers_run(tmp_path):
     with mounted(str(tmp_path), "size=64m") as folder:
         command = [str(harness.PROGRAMS / "join.py"), "wait"]
         prefixes = [PROCESSES + shared_shm(folder)] * 2
@@ -145,7 +145,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_dev_shm_that_cannot_be_used(name):
+def test_unusable_dev_shm_raises_on_both_ranks(name):
     prefix, reason = UNUSABLE[name]
     for output in outputs([NOTHING, prefix], codes=(1, 1)):
         assert "MPIUnavailableError: MPI needs shared memory in /dev/shm; rank 1 on" in output
@@ -155,7 +155,7 @@ def test_dev_shm_that_cannot_be_used(name):
 
 @pytest.mark.skipif(not namespaces.AVAILABLE, reason="needs iproute2")
 @pytest.mark.parametrize("own", [NOTHING, PROCESSES, PROCESSES + IPC + shm("size=64m")], ids=["none", "PID", "all"])
-def test_networks_of_their_own(own):
+def test_sums_are_right_between_network_namespaces(own):
     """Two containers with one hostname on a bridge, and whatever else is theirs."""
     cluster = {"worker": ["10.77.0.1:2222", "10.77.0.2:2222"]}
     with namespaces.hosts() as names:
@@ -179,7 +179,7 @@ LAUNCHED = {
 
 @pytest.mark.skipif(not harness.MPIEXEC.exists(), reason="needs MPICH's mpiexec")
 @pytest.mark.parametrize("name", LAUNCHED)
-def test_containers_that_a_launcher_takes_for_one_node(name):
+def test_containers_launched_as_one_node_raise(name):
     prefix, message = LAUNCHED[name]
     with subprocess.Popen(
         [str(harness.MPIEXEC), "-n", "2", *prefix, sys.executable, *SUMS],

@@ -21,7 +21,7 @@ def assert_as_one_process(results):
     assert max(found.values()) < 1e-5, results
 
 
-def test_it_trains_as_one_process_does(tmp_path):
+def test_two_workers_train_like_one_process(tmp_path):
     given = harness.tf_configs(*WORKERS, ("ps", 0), ("ps", 1))
     with harness.started([PROGRAM, str(tmp_path), "compare"], 4, {"TFDIST_SECRET": "x"}, per_rank=given) as processes:
         ended = processes.wait()

@@ -19,42 +19,42 @@ def outputs_of(case, codes, left=False):
     return [end.output for end in ended]
 
 
-def test_a_rank_has_ended_when_another_begins_something_new():
+def test_new_collective_raises_after_another_rank_ended():
     outputs = outputs_of("new_key_after_an_end", [0, 0])
     assert "GOT rank 1 waits in new (call 1), but rank 0" in outputs[1]
     assert "tfdist: the job failed after this rank's script had ended: rank 1" in outputs[0]
 
 
-def test_a_failure_that_its_rank_catches_reaches_the_others():
+def test_caught_failure_is_reported_to_other_ranks():
     outputs = outputs_of("caught_failure", [3, 3])
     assert "GOT MemoryError no more" in outputs[1]
     assert "GOT PeerLostError rank 1" in outputs[0]
     assert "failed: rank 1 failed in a collective: MemoryError: no more" in outputs[0]
 
 
-def test_a_rank_joins_while_others_use_new_keys():
+def test_rank_can_join_while_others_use_new_keys():
     for output in outputs_of("new_key_while_one_joins", [0, 0, 0]):
         assert "DONE" in output
 
 
-def test_a_member_of_a_group_joins_and_a_stranger_does_not():
+def test_group_sum_needs_join_of_its_members_only():
     for output in outputs_of("group_of_some", [0, 0, 0]):
         assert "DONE" in output
 
 
-def test_a_rank_fails_but_cannot_end():
+def test_failure_is_reported_while_thread_keeps_process_alive():
     with harness.started(PROGRAM, 2, {"TEST_CASE": "thread_that_stays"}) as processes:
         assert processes.popens[0].wait(harness.DEADLINE) == 0, processes.outputs()
         assert "failed: ValueError: a mistake" in processes.output(0)
 
 
-def test_a_forked_child_is_not_the_rank():
+def test_death_of_rank_is_noticed_despite_forked_children():
     outputs = outputs_of("forked_child", [0, -9], left=True)
     assert "rank 1" in outputs[0]
     assert "died (its connection closed before its script had ended)" in outputs[0]
 
 
-def test_a_rank_is_killed_after_its_last_collective():
+def test_kill_after_last_collective_is_reported():
     outputs = outputs_of("killed_at_the_end", [1, -9])
     assert "SCRIPT ENDED" in outputs[0]
     assert "tfdist: the job failed after this rank's script had ended: rank 1, worker 1" in outputs[0]
@@ -62,14 +62,14 @@ def test_a_rank_is_killed_after_its_last_collective():
     assert "OTHER EXIT HANDLER" in outputs[0]
 
 
-def test_a_rank_is_killed_while_another_still_computes():
+def test_kill_while_another_rank_computes_is_reported():
     outputs = outputs_of("killed_before_the_end", [1, -9])
     assert "SCRIPT ENDED" in outputs[0]
     assert "tfdist: the job failed after this rank's script had ended: rank 1, worker 1" in outputs[0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_is_killed_in_the_finalization_of_mpi(rank):
+def test_kill_in_mpi_finalization_is_reported(rank):
     codes = [1, 1]
     codes[rank] = -9
     outputs = outputs_of(f"killed_in_finalize_{rank}", codes)
@@ -77,7 +77,7 @@ def test_a_rank_is_killed_in_the_finalization_of_mpi(rank):
     assert f"rank {rank}, worker {rank}" in outputs[1 - rank]
 
 
-def test_the_server_sends_a_broken_line():
+def test_invalid_line_of_rendezvous_server_raises_on_ranks():
     outputs = outputs_of("broken_line", [0, 0])
     assert "GOT PeerLostError the rendezvous server at 127.0.0.1" in outputs[1]
     assert "sent an invalid message (DecodeError" in outputs[1]

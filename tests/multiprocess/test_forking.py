@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-def test_a_fork_is_as_a_new_process(tmp_path, monkeypatch):
+def test_forked_process_behaves_like_new_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert forking.applies([PROGRAM], {"TEST_FORKED": "1"})
     per_rank = [{"TEST_END": "exit"}, {"TEST_END": "raise"}, {"TEST_END": "thread"}, {"TEST_END": "interrupt"}]
@@ -45,7 +45,7 @@ def test_a_fork_is_as_a_new_process(tmp_path, monkeypatch):
     assert "KeyboardInterrupt" in ended[3].output, outputs
 
 
-def test_what_is_no_fork(tmp_path):
+def test_forking_does_not_apply_to_other_commands(tmp_path):
     assert not forking.applies([PROGRAM], {"PYTHONPATH": str(tmp_path)}), "read when Python starts"
     assert not forking.applies(["-c", "import keras"], {})
     assert not forking.applies([str(harness.PROGRAMS / "join.py")], {}), "it does without TensorFlow"

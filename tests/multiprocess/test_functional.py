@@ -30,12 +30,12 @@ IN_SWEEPS = [sweep(check) for check in CHECKS]
 
 
 @checks({2: IN_SWEEPS, 3: CHECKS, 4: IN_SWEEPS})
-def test_functional_interface(size, check, passes):
+def test_functional_interface_on_several_processes(size, check, passes):
     passes(size, check)
 
 
 @pytest.mark.parametrize("what", ["op", "root"])
-def test_ranks_that_mean_different_things(what):
+def test_different_arguments_on_ranks_raise(what):
     with harness.started([PROGRAM], 2, {"TEST_DIFFERENT": what}) as processes:
         assert all(end.code == 1 for end in processes.wait()), processes.outputs()
         outputs = processes.outputs()

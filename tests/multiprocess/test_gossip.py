@@ -25,7 +25,7 @@ KERAS = ["features", "loops", "again", "restarted"]
         3: ["golden", sweep("recorded"), *TOPOLOGY],
     }
 )
-def test_gossip(size, check, passes):
+def test_gossip_trains_on_several_processes(size, check, passes):
     passes(size, check)
 
 
@@ -36,7 +36,7 @@ def test_gossip(size, check, passes):
         ("unfit", 3, "ValueError: the topology is a graph of 2 processes, but 3 train"),
     ],
 )
-def test_what_is_refused(case, size, message, tmp_path):
+def test_unfit_topologies_raise(case, size, message, tmp_path):
     with harness.started([PROGRAM, str(tmp_path)], size, {"TEST_CASES": case}) as processes:
         for end in processes.wait():
             assert end.code, end.output

@@ -13,5 +13,5 @@ CHECKS = ["each_step", "without_a_strategy", "closed_form", sweep("sparse_and_mi
 
 
 @checks({2: CHECKS})
-def test_noise_is_what_it_is_defined_as(size, check, passes):
+def test_measured_noise_equals_its_definition(size, check, passes):
     passes(size, check)

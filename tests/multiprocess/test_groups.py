@@ -68,7 +68,7 @@ def test_a_rank_goes_on_with_its_other_group_when_one_has_lost_a_member():
     harness.assert_nothing_left()
 
 
-def test_a_loss_that_no_call_has_raised_is_an_error_at_the_end():
+def test_unnoticed_death_of_rank_is_error_at_exit():
     with harness.started([str(harness.PROGRAMS / "overlapping.py")], 3, {"TEST_UNNOTICED": "1"}) as processes:
         ended = processes.wait()
         outputs = processes.outputs()

@@ -14,5 +14,5 @@ CHECKS += ["gossip"]
 
 
 @checks({2: CHECKS})
-def test_the_host_does_what_only_it_can(size, check, passes):
+def test_host_operations_run_on_the_host_device(size, check, passes):
     passes(size, check)

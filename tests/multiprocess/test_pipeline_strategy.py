@@ -133,7 +133,7 @@ def test_errors_come_on_all_ranks(expected):
             assert message.format(rank=rank) in errors[name], end.output
 
 
-def test_rank_that_raises():
+def test_exception_on_one_rank_ends_the_other():
     with harness.started([str(FAULTS)], 2, {"TEST_DO": "raising"}) as processes:
         ended = processes.wait()
         assert [end.code for end in ended] == [1, 1], processes.outputs()

@@ -14,7 +14,7 @@ IN_A_CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.
 
 
 @pytest.mark.parametrize("command", [["import time; time.sleep(600)"], [IN_A_CHILD, "import time; time.sleep(600)"]])
-def test_who_neither_writes_nor_computes_hangs(command):
+def test_idle_silent_process_counts_as_hanging(command):
     with (
         harness.started(["-c", *command], 1) as processes,
         pytest.raises(AssertionError, match=r"ranks \{0\} hang: they stand still"),
@@ -27,7 +27,7 @@ WRITES = "import time\nfor number in range(50): print(number); time.sleep(0.1)"
 
 
 @pytest.mark.parametrize("command", [[COMPUTES], [WRITES], [IN_A_CHILD, COMPUTES]], ids=["computes", "writes", "child"])
-def test_who_does_gets_on(command):
+def test_computing_or_writing_process_does_not_count_as_hanging(command):
     with harness.started(["-c", *command], 1) as processes:
         (end,) = processes.wait(still=2.0)
     assert end.code == 0
@@ -46,7 +46,7 @@ def test_ports_are_free_and_given_once():
     assert max(ports) < 32768, "where Linux begins to choose ports of connections"
 
 
-def test_the_output_of_who_failed_comes_first():
+def test_output_of_original_failure_comes_first():
     script = "import sys; text, code = sys.argv[1:]; print(text); sys.exit(int(code))"
     with harness.started(["-c", script, "PeerLostError: rank 1", "1"], 1) as victim:
         victim.wait()

@@ -34,7 +34,7 @@ def test_a_killed_server_comes_back_while_the_workers_train():
     harness.assert_nothing_left()
 
 
-def test_the_launcher_knows_whose_failure_is_whose():
+def test_failed_evaluator_is_named_and_training_continues():
     ended = harness.tfdist("run", "-n", "2", "--ps", "1", "--evaluators", "1", "--output", "all", *PROGRAM, "fail")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert "exited with code 1; the training goes on without it." in ended.stderr

@@ -53,16 +53,16 @@ def sums(ended, size):
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_tf_config(size):
+def test_tf_config_starts_a_job(size):
     sums(harness.run(JOIN, size), size)
 
 
-def test_one_process_alone():
+def test_single_process_starts_alone():
     (end,) = harness.run(JOIN, 1)
     assert "SUM 0 1 0 1.0" in end.output
 
 
-def test_chief_workers_and_an_evaluator():
+def test_evaluator_is_not_a_rank_of_the_job():
     ports = harness.free_ports(4)
     cluster = {
         "chief": [f"127.0.0.1:{ports[0]}"],
@@ -81,7 +81,7 @@ def test_chief_workers_and_an_evaluator():
 
 
 @pytest.mark.skipif(not harness.MPIEXEC.exists(), reason="needs MPICH's mpiexec")
-def test_mpiexec(tmp_path):
+def test_mpiexec_starts_a_job(tmp_path):
     ended = subprocess.run(
         [str(harness.MPIEXEC), "-n", "3", sys.executable, *JOIN],
         env=harness.environment(TEST_FOLDER=str(tmp_path)),
@@ -108,7 +108,7 @@ def srun():
     return joining(ranks, step, clustered=False)
 
 
-def test_srun_without_a_process_manager(awaited):
+def test_srun_starts_a_job_without_process_manager(awaited):
     """What srun sets, and nothing else: tfdist makes the cluster of it by itself."""
     ended, text = awaited("srun")
     assert [end.code for end in ended] == [0, 0], text
@@ -174,7 +174,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_tf_config(name):
+def test_invalid_tf_config_raises(name):
     config, message = BAD[name]
     with harness.started(JOIN, 1, {"TF_CONFIG": config}) as processes:
         (end,) = processes.wait()
@@ -183,7 +183,7 @@ def test_bad_tf_config(name):
         assert message in end.output
 
 
-def test_port_in_use():
+def test_port_in_use_raises():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         cluster = {"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]}
@@ -201,7 +201,7 @@ def absent_tasks():
     return ports, *joining(configs, {"TFDIST_START_TIMEOUT": "5"})
 
 
-def test_tasks_that_never_come_are_listed(awaited):
+def test_missing_tasks_are_listed(awaited):
     ports, ended, text = awaited("absent_tasks")
     for end in ended:
         assert end.code == 1, text
@@ -215,7 +215,7 @@ def absent_chief():
     return joining([{"TF_CONFIG": harness.tf_config(1, ports)}], {"TFDIST_START_TIMEOUT": "2"})
 
 
-def test_chief_that_never_comes(awaited):
+def test_missing_chief_raises(awaited):
     (end,), _ = awaited("absent_chief")
     assert end.code == 1
     assert "Missing: the chief" in end.output
@@ -230,7 +230,7 @@ def twins():
     return joining([first, twin, twin], {"TFDIST_START_TIMEOUT": "6"})
 
 
-def test_two_tasks_that_claim_one_index(awaited):
+def test_duplicate_task_index_raises(awaited):
     ended, text = awaited("twins")
     assert "two tasks claim one index: worker 1" in "".join(end.output for end in ended[1:]), text
     assert "2 of 3 tasks came" in ended[0].output, text
@@ -255,13 +255,13 @@ def test_task_without_the_secret_is_refused_and_the_job_goes_on(secret):
         assert ended[1].output.splitlines()[-1].startswith("tfdist.errors.RendezvousError"), ended[1].output
 
 
-def test_without_a_secret_it_is_said_who_could_join():
+def test_missing_secret_is_warned_of():
     ended = harness.run(JOIN, 2)
     assert "no job secret is set: every process on this machine (127.0.0.1" in ended[0].output
     assert "no job secret" not in ended[1].output
 
 
-def test_secret_from_a_file(tmp_path):
+def test_secret_is_read_from_file(tmp_path):
     (tmp_path / "secret").write_text("from a file\n")
     (tmp_path / "secret").chmod(0o600)
     ended = harness.run(JOIN, 2, settings={"TFDIST_SECRET_FILE": str(tmp_path / "secret")})
@@ -280,7 +280,7 @@ def two_specs():
     return joining(configs, {"TFDIST_START_TIMEOUT": "5"})
 
 
-def test_another_cluster_spec(awaited):
+def test_different_cluster_spec_is_refused(awaited):
     ended, text = awaited("two_specs")
     assert [end.code for end in ended] == [1, 1], text
     assert "another cluster spec" in ended[1].output, text
@@ -302,7 +302,7 @@ def two_versions():
         return [*other.wait(), *chief.wait()], other.outputs() + chief.outputs()
 
 
-def test_another_version(awaited):
+def test_different_version_is_refused(awaited):
     (other, chief), text = awaited("two_versions")
     assert other.code == 1, text
     assert "another tfdist version: the chief runs" in other.output, text
@@ -347,7 +347,7 @@ def _send(host, port, noise, tries=100):
     raise AssertionError("the rendezvous does not listen")
 
 
-def test_silent_connections_keep_nobody_out():
+def test_silent_connections_do_not_block_the_job():
     """More of them than the server may have files open; none of them says a word."""
     ports = harness.free_ports(2)
     configs = [{"TF_CONFIG": harness.tf_config(rank, ports)} for rank in range(2)]
@@ -392,7 +392,7 @@ def test_nothing_is_pickled():
         assert ended.stdout.count("SUM") == 3
 
 
-def test_something_else_answers_at_the_chiefs_port():
+def test_other_service_at_address_of_chief_raises():
     with socket.create_server(("127.0.0.1", 0)) as other:
         ports = [other.getsockname()[1], harness.free_ports(1)[0]]
         with harness.started(JOIN, 1, {"TF_CONFIG": harness.tf_config(1, ports)}) as processes:
@@ -404,7 +404,7 @@ def test_something_else_answers_at_the_chiefs_port():
     assert "is not a rendezvous server of tfdist" in end.output
 
 
-def test_death_of_a_waiting_task_is_no_end():
+def test_job_waits_for_replacement_of_dead_task():
     """Its scheduler may start it again; the job waits until the deadline."""
     ports = harness.free_ports(3)
     configs = [{"TF_CONFIG": harness.tf_config(rank, ports)} for rank in range(3)]

@@ -22,7 +22,7 @@ deprecation.deprecated(None, "Use another one.")(lambda: None)()
 
 @pytest.mark.parametrize("imports", ["import tensorflow", "import sys"], ids=["forked", "started"])
 @pytest.mark.parametrize("call", [WARNS, LOGS], ids=["Python", "TensorFlow"])
-def test_they_are_errors(tmp_path, imports, call):
+def test_deprecated_calls_of_tfdist_are_errors(tmp_path, imports, call):
     script = tmp_path / "script.py"
     script.write_text(CALLED_BY_TFDIST.format(imports=imports, call=call))
     with harness.started([str(script)], 1) as processes:

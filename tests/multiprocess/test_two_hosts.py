@@ -25,7 +25,7 @@ def on_two_hosts(command, names, settings):
     return harness.started(command, 2, {**namespaces.SETTINGS, **settings}, per_rank, prefixes=prefixes)
 
 
-def test_training_and_loss_of_the_link():
+def test_cut_link_ends_ranks_on_both_hosts():
     settings = {"TEST_DO": "say", "TEST_STEP": "20", "TEST_EPOCHS": "1000", "TFDIST_HEARTBEAT_TIMEOUT": "3"}
     with namespaces.hosts() as names:
         with on_two_hosts([str(harness.PROGRAMS / "train.py")], names, settings) as processes:
@@ -40,7 +40,7 @@ def test_training_and_loss_of_the_link():
         assert "gave no sign of life for" in ended[1].output
 
 
-def test_local_ranks():
+def test_local_rank_is_zero_on_each_host():
     with namespaces.hosts() as names:
         with on_two_hosts([str(harness.PROGRAMS / "join.py")], names, {"TFDIST_SECRET": "x"}) as processes:
             ended = processes.wait()

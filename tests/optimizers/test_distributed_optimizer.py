@@ -16,7 +16,7 @@ def initialized():
     tfdist.init()
 
 
-def test_a_process_alone_trains_as_it_does():
+def test_single_process_trains_like_wrapped_optimizer():
     x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
     found = []
     for wrap in (lambda optimizer: optimizer, tfdist.DistributedOptimizer):
@@ -29,7 +29,7 @@ def test_a_process_alone_trains_as_it_does():
         np.testing.assert_array_equal(one, other)
 
 
-def test_it_is_the_optimizer_itself():
+def test_wrapping_returns_the_same_optimizer():
     optimizer = keras.optimizers.Adam(0.1)
     assert tfdist.DistributedOptimizer(optimizer) is optimizer
     assert type(optimizer) is keras.optimizers.Adam
@@ -43,7 +43,7 @@ def test_copies_are_plain_optimizers():
         assert gradients_of(tfdist.DistributedOptimizer(plain)) is not None
 
 
-def test_backward_passes_are_accumulated_gradients():
+def test_backward_passes_per_step_accumulates_gradients():
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
     variable = tf.Variable([0.0])
     for gradient in (1.0, 3.0, 5.0):
@@ -53,7 +53,7 @@ def test_backward_passes_are_accumulated_gradients():
     assert same.gradient_accumulation_steps == 2
 
 
-def test_backward_passes_that_cannot_be():
+def test_conflicting_backward_passes_per_step_raises():
     with pytest.raises(ValueError, match="accumulates 3 gradients already"):
         tfdist.DistributedOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=3), backward_passes_per_step=2)
     optimizer = keras.optimizers.SGD()

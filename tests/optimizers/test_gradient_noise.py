@@ -83,7 +83,7 @@ def trace(ratio):
     ],
     ids=["diagonal", "clipped", "trace", "isotropic"],
 )
-def test_steps_are_those_of_the_formulas(given, of_inner, expected, function):
+def test_updates_equal_reference_formulas(given, of_inner, expected, function):
     inner = SGD(0.125, momentum=0.5, gradient_accumulation_steps=PARTS, **of_inner)
     for one, other in zip(
         applied(GradientNoise(inner, **given), function=function), reference(**expected), strict=True
@@ -107,7 +107,7 @@ def test_without_noise_it_is_the_inner_optimizer(make):
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "trace"])
-def test_variances_are_those_of_a_smaller_batch(structure):
+def test_noise_has_variance_of_smaller_batch(structure):
     """Many weights share each variance; both structures have the same trace, that of the variances."""
     deviations = np.repeat([0.1, 2.0, 0.0], 20_000)
     parts = [[1.0 + sign * deviations.reshape(3, -1), np.zeros(2)] for sign in (1, -1)]
@@ -139,7 +139,7 @@ def test_noise_is_new_in_each_update_and_for_each_variable():
     assert len(np.unique(drawn.round(6))) == len(drawn)
 
 
-def test_sparse_gradients_are_those_of_the_whole_table():
+def test_sparse_gradients_get_noise_like_dense_gradients():
     shape = tf.constant([3, 2], tf.int64)
     sparse = [
         [tf.IndexedSlices(tf.fill([2, 2], value), tf.constant([0, 0]), shape)]
@@ -179,7 +179,7 @@ def inner_adam():
 @pytest.mark.parametrize(
     "given", [{"ratio": 3.0, "structure": "trace", "seed": 5}, {"structure": "isotropic", "stddev": 0.1}]
 )
-def test_it_is_saved_and_loaded_and_goes_on_as_it_would_have(given, tmp_path):
+def test_loaded_optimizer_continues_with_equal_updates(given, tmp_path):
     model = fit(model_with(GradientNoise(inner_adam(), **given)))
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -221,7 +221,7 @@ def test_rates_and_iterations_are_those_of_the_inner_optimizer():
         fit(model_with(scheduled), callbacks=[tfdist.callbacks.LearningRateScaling(0.1, factor=2)])
 
 
-def test_loss_scales_are_outside_of_it_and_what_is_not_finite_is_skipped():
+def test_loss_scaling_wraps_noise_and_skips_infinite_gradients():
     """Keras puts one around by itself."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -240,7 +240,7 @@ def test_loss_scales_are_outside_of_it_and_what_is_not_finite_is_skipped():
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def test_sixteen_bits_do_not_lose_the_variance():
+def test_float16_variance_does_not_underflow():
     """Squares of gradients of 1e-4 are zero in float16."""
     parts = [[np.full((3, 2), 1e-4 * sign), np.zeros(2)] for sign in (1, -1)]
     optimizer = GradientNoise(SGD(1.0, gradient_accumulation_steps=2), ratio=100)
@@ -251,7 +251,7 @@ def test_sixteen_bits_do_not_lose_the_variance():
 
 @pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="Keras has none")
 @pytest.mark.parametrize("outside", [True, False])
-def test_several_optimizers(outside):
+def test_noise_works_around_and_inside_multi_optimizer(outside):
     """Around them, and inside of them."""
 
     def noisy(optimizer):
@@ -298,14 +298,14 @@ EQUAL = {"structure": "isotropic", "stddev": 0.01}
     ],
     ids=["local SGD", "gossip", "delay"],
 )
-def test_it_works_under_other_strategies(make, parts, given):
+def test_loss_decreases_under_other_strategies(make, parts, given):
     with make().scope():
         model = model_with(GradientNoise(SGD(0.05, gradient_accumulation_steps=parts), **given))
     losses = fit(model, epochs=20).history.history["loss"]
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_servers_have_no_gradients_of_whole_batches(monkeypatch):
+def test_updates_on_servers_raise(monkeypatch):
     monkeypatch.setattr(current_strategy, "of_strategy", lambda strategy, ability: ability is UpdatesOnServers or None)
     with pytest.raises(ValueError, match="which are on the servers"):
         applied(GradientNoise(SGD(0.05), **EQUAL))
@@ -326,6 +326,6 @@ def test_servers_have_no_gradients_of_whole_batches(monkeypatch):
         (lambda: applied(GradientNoise(SGD(), 2)), ValueError, "with gradient_accumulation_steps=… of at least 2"),
     ],
 )
-def test_what_is_refused(make, error, message):
+def test_invalid_arguments_raise(make, error, message):
     with pytest.raises(error, match=message):
         make()

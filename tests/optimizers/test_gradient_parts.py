@@ -11,7 +11,7 @@ PARTS = np.random.default_rng(0).normal(3.0, 1.0, size=(6, 4))
 
 @pytest.mark.parametrize("shape", [(4,), ()], ids=["by weight", "of all"])
 @pytest.mark.parametrize("scale", [1.0, 1e-6])
-def test_squared_deviations_of_each_update(shape, scale):
+def test_squared_deviations_of_each_update_equal_numpy(shape, scale):
     """Also where they are small beside the mean; means may be changed, and what follows them gets the change."""
     optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3, clipvalue=0.5)
     variable, total = keras.Variable(np.zeros(4), dtype="float64"), keras.Variable(np.zeros(shape), dtype="float64")
@@ -34,7 +34,7 @@ def test_squared_deviations_of_each_update(shape, scale):
     np.testing.assert_array_equal(variable.numpy(), np.full(4, -1.0))
 
 
-def test_what_is_not_finite_is_gone_in_the_next_update():
+def test_infinite_gradient_does_not_affect_next_update():
     optimizer = keras.optimizers.SGD(0.0, gradient_accumulation_steps=2)
     variable, total = keras.Variable(np.zeros(1, np.float32)), keras.Variable(np.zeros(1, np.float32))
     optimizer.build([variable])

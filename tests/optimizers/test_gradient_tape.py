@@ -11,7 +11,7 @@ def initialized():
     tfdist.init()
 
 
-def test_it_is_a_tape_in_everything_else():
+def test_tape_keeps_jacobian_output_gradients_and_watched_variables():
     x = tf.constant([1.0, 2.0])
     with tfdist.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
         tape.watch(x)

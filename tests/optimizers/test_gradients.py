@@ -17,7 +17,7 @@ def of(group, call, made, gradients, variables):
 
 @BOTH_WAYS
 @pytest.mark.parametrize("average", [True, False])
-def test_dense_sparse_and_none(ranks, size, call, average):
+def test_dense_and_sparse_gradients_are_reduced_none_stays(ranks, size, call, average):
     variables = [tf.Variable(tf.zeros([2])), tf.Variable(tf.zeros([3, 2])), tf.Variable(0.0)]
 
     def gradients(rank):
@@ -41,7 +41,7 @@ def test_dense_sparse_and_none(ranks, size, call, average):
 
 @BOTH_WAYS
 @pytest.mark.parametrize("average", [True, False])
-def test_totals_have_gradients_if_asked_for(ranks, size, call, average):
+def test_reduced_gradients_are_differentiable_if_requested(ranks, size, call, average):
     """As for a penalty on gradients; a process's is its part of the derivative of the sum or mean over all."""
 
     def work(group):
@@ -70,7 +70,7 @@ def test_totals_have_gradients_if_asked_for(ranks, size, call, average):
         assert found == pytest.approx(upstream * 12 * own)
 
 
-def test_sparse_gradients_alone_may_be_asked_for_by_a_tape(ranks):
+def test_differentiable_averager_reduces_sparse_gradients_alone(ranks):
     def work(group):
         slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([group.rank]), tf.constant([3, 2]))
         made = GradientAverager(group, is_differentiable=True)
@@ -83,7 +83,7 @@ def test_sparse_gradients_alone_may_be_asked_for_by_a_tape(ranks):
 
 
 @pytest.mark.parametrize("as_dense", [True, False])
-def test_sparse_gradients_stay_so_unless_asked(ranks, as_dense):
+def test_sparse_gradients_become_dense_only_if_requested(ranks, as_dense):
     def work(group):
         slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([group.rank]), tf.constant([3, 2]))
         (found,) = GradientAverager(group, sparse_as_dense=as_dense).reduced([slices], [tf.Variable(tf.zeros([3, 2]))])
@@ -95,7 +95,7 @@ def test_sparse_gradients_stay_so_unless_asked(ranks, as_dense):
 
 
 @pytest.mark.parametrize(("scale", "expected"), [(True, 2.0), (False, 4.0)])
-def test_local_variables(ranks, scale, expected):
+def test_gradients_of_local_variables_are_not_summed(ranks, scale, expected):
     """Given as Keras has them or as TensorFlow does."""
 
     def work(group):
@@ -117,7 +117,7 @@ def test_clipping_comes_before_the_sum(ranks):
         np.testing.assert_allclose(found, [0.6, 0.8], rtol=1e-6)
 
 
-def test_compression(ranks):
+def test_only_dense_gradients_are_compressed(ranks):
     """Only of what is dense."""
 
     def work(group):
@@ -132,7 +132,7 @@ def test_compression(ranks):
         np.testing.assert_allclose(rows, [0.5, 0.5, 0])
 
 
-def test_other_values(ranks):
+def test_combined_applies_the_given_function(ranks):
     found = ranks(2)(lambda group: GradientAverager(group).combined([tf.constant([group.rank])], np.maximum)[0].numpy())
     assert [one.tolist() for one in found] == [[1], [1]]
 
@@ -147,6 +147,6 @@ def test_other_values(ranks):
         ({"clipping": LocalClipping(norm=1.0)}, False),
     ],
 )
-def test_whether_gradients_are_averaged_as_they_are(ranks, arguments, expected):
+def test_averages_is_true_only_for_unmodified_means(ranks, arguments, expected):
     """Else their noise cannot be measured."""
     assert GradientAverager(ranks(2).groups[0], **arguments).averages is expected

@@ -10,7 +10,7 @@ from tfdist.strategies.keras import compiled_functions
 call = compiled_functions.call
 
 
-def test_whose_gradients_are_averaged():
+def test_gradients_of_finds_averager_of_wrapped_optimizers():
     tfdist.init()
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD())
     assert gradients_of(optimizer) is gradients_of(keras.optimizers.LossScaleOptimizer(optimizer)) is not None
@@ -25,7 +25,7 @@ class OwnStep(keras.Model):
 
 
 @pytest.mark.parametrize("kind", [keras.Model, OwnStep])
-def test_xla_compiles_what_is_before_the_average(monkeypatch, kind):
+def test_xla_compiles_only_the_train_step_of_keras(monkeypatch, kind):
     """Only Keras's own step is compiled: for a user's step, Keras may ask for XLA only because there is a GPU."""
     compiled = []
     monkeypatch.setattr(compiled_functions, "call", lambda *given: compiled.append(1) or call(*given))

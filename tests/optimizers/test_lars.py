@@ -50,12 +50,12 @@ def updated(optimizer, dtype="float64"):
         ({"exclude": ["other"]}, {}),
     ],
 )
-def test_steps_are_those_of_the_paper(given, expected):
+def test_updates_equal_formulas_of_the_paper(given, expected):
     for one, other in zip(updated(LARS(0.5, **given)), reference(0.5, **expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def test_sparse_gradients_are_those_of_the_whole_table():
+def test_sparse_gradients_update_like_dense_gradients():
     tables = []
     dense = tf.constant([[2.0, 2.0], [0.0, 0.0], [0.0, 0.0]])
     for gradient in (tf.IndexedSlices(tf.ones([2, 2]), [0, 0], [3, 2]), dense):
@@ -66,7 +66,7 @@ def test_sparse_gradients_are_those_of_the_whole_table():
     assert (tables[0][1:] == 1).all()
 
 
-def test_it_is_saved_and_loaded(tmp_path):
+def test_loaded_optimizer_equals_saved_one(tmp_path):
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
     model.compile(LARS(0.2, weight_decay=0.3, exclude=["x"], clipnorm=1.0), "mse")
     model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
@@ -78,7 +78,7 @@ def test_it_is_saved_and_loaded(tmp_path):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
-def test_it_learns_what_a_line_is():
+def test_linear_regression_converges():
     """Under a strategy, and with averaged gradients."""
     tfdist.init()
     x = np.random.default_rng(0).normal(size=(256, 4)).astype("float32")
@@ -105,6 +105,6 @@ def test_it_learns_what_a_line_is():
         ({"trust_coefficient": 0.0}, "a positive trust_coefficient"),
     ],
 )
-def test_arguments_out_of_range(arguments, message):
+def test_arguments_out_of_range_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         LARS(**arguments)

@@ -12,11 +12,11 @@ def clipped(**limits):
     ]
 
 
-def test_nothing_by_default():
+def test_gradients_are_not_clipped_by_default():
     assert clipped() == [[3, 4], [0, 12]]
 
 
-def test_limits():
+def test_gradients_are_clipped_by_norm_global_norm_and_value():
     np.testing.assert_allclose(clipped(norm=1.0), [[0.6, 0.8], [0, 1]], rtol=1e-6)
     np.testing.assert_allclose(clipped(global_norm=6.5), [[1.5, 2], [0, 6]], rtol=1e-6)
     assert clipped(value=3.5) == [[3, 3.5], [0, 3.5]]

@@ -20,7 +20,7 @@ ROWS = np.zeros([64, 3])
         (iter([(ROWS, ROWS)]), None, 1),
     ],
 )
-def test_batches_that_are_divided(x, batch_size, data):
+def test_divisible_and_unknown_batch_sizes_are_accepted(x, batch_size, data):
     check(x, batch_size, 4, data)
 
 
@@ -33,6 +33,6 @@ def test_batches_that_are_divided(x, batch_size, data):
         (tf.data.Dataset.from_tensor_slices(ROWS).batch(7, drop_remainder=True), None, 2, 1, "batches of 7"),
     ],
 )
-def test_batches_that_are_not_divided(x, batch_size, micro_batches, data, message):
+def test_indivisible_batch_size_raises_and_names_alternatives(x, batch_size, micro_batches, data, message):
     with pytest.raises(ValueError, match=message):
         check(x, batch_size, micro_batches, data)

@@ -21,7 +21,7 @@ def calls_of():
     return ModelCalls(keras.Sequential([keras.Input((8,)), *first, inner, layers.Dense(8, name="e")]))
 
 
-def test_by_names():
+def test_stages_begin_at_named_calls():
     calls = calls_of()
     assert [call.name for call in calls.calls] == NAMES
     assert ends_of(calls, 3, ["b", "inner/d"]) == [1, 3, 5]
@@ -32,7 +32,7 @@ def test_by_names():
             ends_of(calls, len(names) + 1, names)
 
 
-def test_by_cost_without_allocating_anything():
+def test_cuts_by_cost_allocate_no_variables():
     described_variables.install()
     with described_variables.describing():
         calls = calls_of()
@@ -45,7 +45,7 @@ def test_by_cost_without_allocating_anything():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_stages_hold_little_more_than_those_of_the_best_division(seed):
+def test_largest_stage_is_close_to_optimum(seed):
     widths = np.random.default_rng(seed).integers(8, 96, 8)
     with described_variables.describing():
         hidden = [layers.Dense(width, "relu") for width in widths.tolist()]
@@ -59,7 +59,7 @@ def test_stages_hold_little_more_than_those_of_the_best_division(seed):
     assert largest(ends_of(calls, 3, "memory")) <= 1.15 * best
 
 
-def test_by_a_partition():
+def test_cuts_can_be_given_as_partition():
     calls = calls_of()
     model = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="other")])
     plan = partition(next(iter(calls.graphs.values()))[0], stages=2, balance="flops", verbose=False)
@@ -68,7 +68,7 @@ def test_by_a_partition():
         ends_of(calls, 1, partition(model, stages=1, balance="flops", verbose=False))
 
 
-def test_what_is_no_cut():
+def test_invalid_cuts_raise():
     check("memory", 2)
     check(["b"], 2)
     with pytest.raises(ValueError, match=r'must be "flops" or "memory", the cost to balance.*got \'time\''):
@@ -80,14 +80,14 @@ def test_what_is_no_cut():
 
 
 @pytest.mark.parametrize("cuts", ["flops", "memory"])
-def test_inputs_of_open_length(cuts):
+def test_models_with_unknown_input_length_can_be_cut(cuts):
     inputs = keras.Input((None,), dtype="int32")
     embedded = layers.Embedding(9, 16)(inputs)
     outputs = layers.Dense(2)(layers.LSTM(16)(layers.LSTM(16, return_sequences=True)(embedded)))
     assert ends_of(ModelCalls(keras.Model(inputs, outputs)), 2, cuts) == [2, 4]
 
 
-def test_costs_that_only_a_run_would_tell():
+def test_cut_by_cost_raises_if_shapes_are_unknown():
     inputs = keras.Input((None,))
     outputs = layers.Dense(2, name="last")(layers.Reshape((4,), name="rows")(inputs))
     with pytest.raises(ValueError, match=r'cuts="flops"\).*are unknown, even with 128 .*cuts=\[….*out of rows, last'):

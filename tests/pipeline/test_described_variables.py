@@ -43,7 +43,7 @@ def test_a_model_of_many_gigabytes_takes_no_memory():
     model.summary(print_fn=lambda text: None)
 
 
-def test_values_are_those_that_the_whole_model_would_have():
+def test_allocated_values_equal_those_of_plain_model():
     keras.utils.set_random_seed(0)
     expected = network().get_weights()
     keras.utils.set_random_seed(0)
@@ -54,7 +54,7 @@ def test_values_are_those_that_the_whole_model_would_have():
         np.testing.assert_array_equal(one, other)
 
 
-def test_layers_that_are_frozen_before_their_variables_are_allocated_can_be_trained_later():
+def test_layer_frozen_before_allocation_can_be_unfrozen():
     model = described()
     model.layers[0].trainable = False
     for variable in model.variables:
@@ -67,7 +67,7 @@ def test_layers_that_are_frozen_before_their_variables_are_allocated_can_be_trai
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adafactor", "lion", "muon"])
-def test_optimizers_that_are_built_before_variables_are_allocated(name):
+def test_optimizer_built_before_allocation_updates_like_plain_keras(name):
     models = []
     for make in (network, described):
         keras.utils.set_random_seed(0)
@@ -86,7 +86,7 @@ def test_optimizers_that_are_built_before_variables_are_allocated(name):
         np.testing.assert_array_equal(one, other)
 
 
-def test_what_was_assigned_stays():
+def test_assigned_value_survives_allocation():
     model = described()
     model.layers[0].kernel.assign(np.ones((4, 4)))
     assert [is_described(one) for one in model.variables] == [False] + [True] * 5
@@ -95,7 +95,7 @@ def test_what_was_assigned_stays():
     np.testing.assert_array_equal(model.layers[0].kernel, np.ones((4, 4)))
 
 
-def test_the_value_of_another_process_is_an_error():
+def test_use_of_variable_of_another_process_raises():
     model = described()
     kernel = model.layers[1].kernel
     for do in (lambda: leave_to(kernel, "stage 1"), lambda: None):
@@ -112,7 +112,7 @@ def test_the_value_of_another_process_is_an_error():
     assert keras.Model(model.inputs, model.layers[1].output).output_shape == (None, 4)
 
 
-def test_outside_of_the_context_all_is_as_ever():
+def test_variables_outside_of_context_are_allocated():
     described()
     assert not any(is_described(one) for one in network().variables)
 

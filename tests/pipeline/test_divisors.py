@@ -41,7 +41,7 @@ def found(loss, stages=None, eager=True):
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_valid_steps_and_sums_of_weights(eager):
+def test_divisor_counts_unmasked_steps_or_sums_weights(eager):
     crossentropy = keras.losses.SparseCategoricalCrossentropy
     assert found(crossentropy(from_logits=True), eager=eager) == [7.0]
     assert found(crossentropy(from_logits=True, reduction="sum"), eager=eager) == []
@@ -50,7 +50,7 @@ def test_valid_steps_and_sums_of_weights(eager):
     assert found(crossentropy(from_logits=True, ignore_class=0), eager=eager) == [4.0]
 
 
-def test_layers_between_change_nothing():
+def test_layers_after_the_mask_do_not_change_divisor():
     stages = stages_of(layers.LSTM(3, return_sequences=True), layers.Dropout(0.5), layers.Bidirectional(layers.GRU(
         2, return_sequences=True
     )))  # fmt: skip
@@ -69,6 +69,6 @@ class Masking(layers.Layer):
         return keras.ops.sum(inputs, -1) > 0
 
 
-def test_a_mask_that_depends_on_weights():
+def test_mask_computed_from_weights_raises():
     with pytest.raises(ValueError, match=r'depends on weights.*Use schedule="gpipe"'):
         found(keras.losses.SparseCategoricalCrossentropy(from_logits=True), stages_of(Masking()))

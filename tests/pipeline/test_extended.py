@@ -37,7 +37,7 @@ def test_a_model_is_divided_once_and_placed_as_it_grows(strategy):
     assert all(strategy.extended.holds(model, one) for one in model.variables)
 
 
-def test_values_and_what_the_writer_does(strategy):
+def test_single_process_reads_values_and_is_writer(strategy):
     with strategy.scope():
         model = network()
         values = strategy.extended.values(model, model.variables[:1])
@@ -46,7 +46,7 @@ def test_values_and_what_the_writer_does(strategy):
         assert strategy.extended.run_on_writer(model, lambda: "written") == "written"
 
 
-def test_models_are_not_kept(strategy):
+def test_strategy_does_not_keep_models_alive(strategy):
     with strategy.scope():
         model = network()
         model.compile("adam", "mse")

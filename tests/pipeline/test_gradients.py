@@ -11,7 +11,7 @@ def rows(values, indices):
     return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([4, 2]))
 
 
-def test_dense_and_sparse_parts():
+def test_dense_and_sparse_gradients_are_summed():
     dense, sparse, mixed, none = (keras.Variable(np.zeros([4, 2], "float32")) for _ in range(4))
     gradients = GradientSums()
     gradients.add(dense, tf.ones([4, 2]))
@@ -29,7 +29,7 @@ def test_dense_and_sparse_parts():
     assert gradients.of(none) is None
 
 
-def test_rows_of_positions_are_summed_and_those_of_samples_are_not():
+def test_slices_with_equal_indices_are_summed_others_concatenated():
     table = keras.Variable(np.zeros([4, 2], "float32"))
 
     @tf.function(autograph=False)
@@ -47,7 +47,7 @@ def test_rows_of_positions_are_summed_and_those_of_samples_are_not():
     np.testing.assert_array_equal(values[6:], [[2, 4], [6, 8]])
 
 
-def test_gradients_wait():
+def test_gradients_wait_for_given_operations():
     one, other = keras.Variable(np.zeros([4, 2], "float32")), keras.Variable(np.zeros([4, 2], "float32"))
     waits = []
 

@@ -18,7 +18,7 @@ def network():
     return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(3)])
 
 
-def test_models_that_cannot_be_divided():
+def test_compile_raises_for_indivisible_models():
     strategy = tfdist.PipelineStrategy(stages=9, micro_batches=2)
     with strategy.scope(), pytest.raises(ValueError, match=r"9 stages need at least as many calls .* makes 5"):
         network().compile("sgd", "mse")
@@ -32,7 +32,7 @@ def test_models_that_cannot_be_divided():
             Own().compile("sgd", "mse")
 
 
-def test_steps_of_ones_own():
+def test_custom_train_step_raises():
     class Own(keras.Model):
         def train_step(self, data):
             return {}
@@ -46,7 +46,7 @@ def test_steps_of_ones_own():
         model.fit(X, Y, verbose=0)
 
 
-def test_weights():
+def test_weights_can_be_read_and_set():
     keras.utils.set_random_seed(0)
     expected = models.skips().get_weights()
     keras.utils.set_random_seed(0)
@@ -60,7 +60,7 @@ def test_weights():
     assert model.predict_on_batch(np.ones([3, 6])).shape == (3, 2)
 
 
-def test_a_sequential_model_is_divided_when_its_first_batch_comes():
+def test_unbuilt_sequential_model_is_divided_at_first_batch():
     keras.utils.set_random_seed(0)
     strategy = tfdist.PipelineStrategy(stages=2, micro_batches=2)
     with strategy.scope():
@@ -72,7 +72,7 @@ def test_a_sequential_model_is_divided_when_its_first_batch_comes():
     assert not any(is_described(one) for one in (*model.variables, *model.optimizer.variables))
 
 
-def test_files_are_those_of_the_whole_model(tmp_path):
+def test_files_of_plain_keras_are_loaded_into_stages(tmp_path):
     plain = network()
     plain.compile("adam", "mse")
     plain.fit(X, Y, verbose=0)
@@ -107,7 +107,7 @@ def test_early_stopping_restores_the_best_weights():
         np.testing.assert_array_equal(one, other)
 
 
-def test_batches_that_micro_batches_do_not_divide():
+def test_fit_raises_if_batch_size_is_indivisible():
     strategy = tfdist.PipelineStrategy(stages=2, micro_batches=3)
     with strategy.scope():
         model = network()

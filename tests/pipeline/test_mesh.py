@@ -5,7 +5,7 @@ import pytest
 from tfdist.pipeline.mesh import Mesh
 
 
-def test_every_process_has_a_place(ranks):
+def test_ranks_map_to_workers_and_replicas(ranks):
     def work(group):
         mesh = Mesh(group, 2)
         return mesh.worker, mesh.replica, mesh.pipeline.members, mesh.replicas.members, mesh.rank(2, 1)
@@ -17,7 +17,7 @@ def test_every_process_has_a_place(ranks):
     assert all(one[4] == 5 for one in found)
 
 
-def test_pipelines_of_unequal_length(ranks):
+def test_data_that_does_not_divide_processes_raises(ranks):
     def work(group):
         with pytest.raises(ValueError, match=r"data=3\) cannot divide 4 process.*from \[1, 2, 4\]"):
             Mesh(group, 3)

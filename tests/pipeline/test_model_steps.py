@@ -105,13 +105,13 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.parametrize("name", some(CASES, 3))
-def test_fit_evaluate_and_predict(name):
+def test_fit_evaluate_and_predict_equal_plain_keras(name):
     make, compiled = CASES[name]
     schedule = "gpipe" if len(name) % 2 else "1f1b"
     assert_equal(trained(make, compiled, schedule), trained(make, compiled))
 
 
-def test_weights_of_samples_and_classes():
+def test_sample_and_class_weights_equal_plain_keras():
     labels = np.random.default_rng(0).integers(0, 3, ROWS)
     weights = np.random.default_rng(1).uniform(size=ROWS)
     found = []
@@ -131,7 +131,7 @@ def test_weights_of_samples_and_classes():
             np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_loss_of_ones_own_of_the_whole_batch():
+def test_custom_loss_over_whole_batch_equals_plain_keras():
     """Contrasts samples with each other, which only a schedule with all forward passes first can do."""
 
     def contrast(y, outputs):
@@ -150,7 +150,7 @@ class OwnLoss(keras.Model):
 
 
 @pytest.mark.parametrize("schedule", some(["zb", "gpipe", "1f1b"], 3))
-def test_compute_loss_of_ones_own(schedule):
+def test_custom_compute_loss_equals_plain_keras(schedule):
     def make():
         inputs = keras.Input((6,))
         return OwnLoss(inputs, layers.Dense(1)(layers.Dense(5, "relu")(inputs)))
@@ -159,7 +159,7 @@ def test_compute_loss_of_ones_own(schedule):
     assert_equal(trained(make, compiled, schedule), trained(make, compiled))
 
 
-def test_a_table_that_ends_in_a_deadlock():
+def test_deadlocking_table_raises():
     model = network()
     stages = models.in_stages(ModelCalls(model), 2)
     table = Table([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]], 2, 2, stages.edges)
@@ -167,7 +167,7 @@ def test_a_table_that_ends_in_a_deadlock():
         ModelSteps(model, stages, table, [0, 1], None)
 
 
-def test_a_table_of_ones_own_in_any_order():
+def test_custom_table_with_unusual_order_equals_plain_keras():
     rows = [["0F1", "0F0", "0F2", "0B2", "0B0", "0B1"], ["1F2", "1F1", "1F0", "1B2", "1B0", "1B1"]]
 
     def pipelined():

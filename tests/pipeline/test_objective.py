@@ -26,19 +26,19 @@ def mean_square(outputs, number):
 
 
 @pytest.mark.parametrize("of_batch", [True, False])
-def test_means_over_samples(of_batch):
+def test_mean_loss_and_gradients_equal_whole_batch(of_batch):
     found, _, objective = gradients(mean_square, of_batch)
     np.testing.assert_allclose(found, 2 * VALUES / 5, rtol=1e-6)
     np.testing.assert_allclose(tf.add_n(objective.losses), (VALUES**2).mean(), rtol=1e-6)
 
 
-def test_a_whole_batch_may_have_any_loss():
+def test_nonlinear_loss_of_whole_batch_is_supported():
     found, _, _ = gradients(lambda outputs, number: tf.reduce_sum(outputs[0]) ** 2, True)
     np.testing.assert_allclose(found, np.full(5, 2 * VALUES.sum()))
 
 
 @pytest.mark.parametrize("of_batch", [True, False])
-def test_variables_that_the_loss_itself_uses(of_batch):
+def test_variables_used_by_the_loss_get_gradients(of_batch):
     class Weight:
         value = tf.Variable(2.0)
 
@@ -56,7 +56,7 @@ def test_gradients_are_scaled_and_losses_are_not(of_batch):
 
 
 @pytest.mark.parametrize("of_batch", [True, False])
-def test_crossentropies_of_logits(of_batch):
+def test_crossentropy_gradients_go_to_logits_of_softmax(of_batch):
     """Keras takes what a softmax was computed of, so that the output itself has no gradient."""
     logits = tf.random.stateless_normal([5, 3], (0, 0))
     labels = tf.constant([0, 1, 2, 0, 1])
@@ -77,7 +77,7 @@ def test_crossentropies_of_logits(of_batch):
     np.testing.assert_allclose(tf.concat([one.logits for one in found], 0), tape.gradient(whole, logits), rtol=1e-5)
 
 
-def test_a_row_that_stands_in_has_no_gradient():
+def test_padding_row_of_empty_micro_batch_has_no_gradient():
     """Two samples in three micro-batches, of which the first has none."""
     outputs = tf.constant([1.0, 2.0])
     batch = MicroBatches(outputs, 3)

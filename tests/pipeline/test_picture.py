@@ -13,7 +13,7 @@ def run(table):
     return dry_run(table, lambda action: 2.0 if action.kind is Kind.BACKWARD else 1.0)
 
 
-def test_a_schedule():
+def test_schedule_is_printed_as_text_timeline():
     text = str(run(gpipe(2, 2)))
     assert text.splitlines() == [
         "worker 0  |F0 F1 .........B0    B1    |",
@@ -26,13 +26,13 @@ def test_stages_are_shown_where_a_worker_has_several():
     assert "worker 1  |....1F0 " in str(run(interleaved(4, 2, 2)))
 
 
-def test_long_schedules_are_made_to_fit():
+def test_long_schedules_are_printed_in_200_columns():
     lines = str(run(one_forward_one_backward(8, 100))).splitlines()
     assert max(map(len, lines[:-1])) <= 200
     assert len(set(map(len, lines[:-1]))) == 1
 
 
-def test_drawn(tmp_path, monkeypatch):
+def test_draw_writes_svg_and_needs_matplotlib(tmp_path, monkeypatch):
     run(gpipe(2, 2)).draw(tmp_path / "schedule.svg")
     assert "worker 1" in (tmp_path / "schedule.svg").read_text()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -27,7 +27,7 @@ def network():
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adafactor", "lion", "muon", "ftrl"])
-def test_slots_are_beside_their_weights(name):
+def test_optimizer_slots_are_on_workers_of_their_weights(name):
     def make():
         model = network()
         model.compile(name, "mse")
@@ -51,7 +51,7 @@ def test_slots_are_beside_their_weights(name):
     assert not is_described(model.optimizer.iterations)
 
 
-def test_layers_that_several_stages_call_are_on_all_of_them():
+def test_shared_layer_is_held_by_all_calling_workers():
     model = described(models.shared)
     calls = ModelCalls(model)
     stages = Stages(calls, range(1, len(calls.calls) + 1))
@@ -63,7 +63,7 @@ def test_layers_that_several_stages_call_are_on_all_of_them():
     assert placement.holds(layer.kernel) == (0 in places)
 
 
-def test_devices_of_workers():
+def test_variables_are_on_devices_of_their_workers():
     strategy = tfdist.PipelineStrategy(stages=2, micro_batches=1)
     with strategy.scope():
         model = network()

@@ -28,7 +28,7 @@ def test_data_are_agreed_on_and_losses_summed(ranks, way):
 
 
 @pytest.mark.parametrize("change", ["order", "size"])
-def test_other_data(ranks, change):
+def test_different_data_between_processes_raise(ranks, change):
     def work(group):
         x = np.arange(12.0, dtype=np.float32).reshape(6, 2)
         if group.rank:
@@ -39,7 +39,7 @@ def test_other_data(ranks, change):
     ranks(2)(work)
 
 
-def test_variables_are_those_of_one_worker(ranks):
+def test_give_copies_variables_of_one_worker(ranks):
     def work(group):
         variables = [keras.Variable(np.full([2], group.rank)), keras.Variable(10 * group.rank, dtype="int32")]
         PipelineCollectives(group, "m").give(variables, 1)
@@ -48,7 +48,7 @@ def test_variables_are_those_of_one_worker(ranks):
     assert ranks(3)(work) == [[[1.0, 1.0], 10]] * 3
 
 
-def test_tensors_of_one_worker_and_sums_over_some(ranks):
+def test_share_broadcasts_and_summed_adds_over_some_ranks(ranks):
     spec = [tf.TensorSpec([None, 2]), tf.TensorSpec([], tf.int32)]
 
     def work(group):

@@ -45,7 +45,7 @@ def variables_of(group):
     return made, RemoteVariables(Mesh(group, 1), places, made, "m")
 
 
-def test_the_leader_reads_and_assigns_all(ranks):
+def test_leader_reads_and_assigns_remote_variables(ranks):
     def work(group):
         variables, remote = variables_of(group)
         if group.rank:
@@ -74,7 +74,7 @@ def test_others_are_released_when_the_leader_fails(ranks):
     assert ranks(2)(work) == ["failed", "released"]
 
 
-def test_values_for_all(ranks):
+def test_broadcast_returns_owners_values_on_all_ranks(ranks):
     def work(group):
         variables, remote = variables_of(group)
         remote.equalize(variables)

@@ -15,7 +15,7 @@ def run(table):
 
 
 @pytest.mark.parametrize(("p", "m"), SIZES)
-def test_idle_time_and_memory(p, m):
+def test_idle_time_and_memory_equal_formulas(p, m):
     gpipe, alternating = run(schedules.gpipe(p, m)), run(schedules.one_forward_one_backward(p, m))
     for found in (gpipe, alternating):
         assert found.idle_share == pytest.approx((p - 1) / (m + p - 1))
@@ -30,7 +30,7 @@ def test_idle_time_and_memory(p, m):
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 @pytest.mark.parametrize(("p", "m"), [size for size in SIZES if size[0] <= 8])
-def test_interleaved_stages(p, m, chunks):
+def test_interleaved_idle_time_and_memory_equal_formulas(p, m, chunks):
     table = schedules.interleaved(p * chunks, m, p)
     assert table.workers == tuple(stage % p for stage in range(p * chunks))
     found = run(table)  # in particular, it ends
@@ -42,11 +42,11 @@ def test_interleaved_stages(p, m, chunks):
 
 @pytest.mark.parametrize("make", [schedules.gpipe, schedules.one_forward_one_backward, schedules.zero_bubble])
 @pytest.mark.parametrize("edges", [[(0, 1), (0, 2), (1, 2), (0, 3), (2, 3)], [(0, 3), (1, 3), (2, 3)]])
-def test_connections_that_skip_stages_and_stages_that_do_not_depend_on_each_other(make, edges):
+def test_skip_connections_and_independent_stages_cause_no_deadlock(make, edges):
     run(make(4, 6, edges))
 
 
-def test_forward_passes_alone():
+def test_forward_only_table_has_no_backward_actions():
     table = schedules.forward_only([0, 1, 1, 0], 3)
     assert table.workers == (0, 1, 1, 0), "those that train the stages"
     assert [[str(action) for action in row] for row in table.rows] == [
@@ -56,6 +56,6 @@ def test_forward_passes_alone():
     run(table)
 
 
-def test_stages_that_workers_do_not_divide():
+def test_interleaved_raises_if_workers_do_not_divide_stages():
     with pytest.raises(ValueError, match="the same number on each worker; got 5 stages on 2 workers"):
         schedules.interleaved(5, 4, 2)

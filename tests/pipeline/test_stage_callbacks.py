@@ -26,7 +26,7 @@ class Shown(keras.callbacks.TensorBoard):
 
 
 @pytest.mark.parametrize("is_writer", [True, False])
-def test_histograms_are_the_writers_and_others_give_it_their_weights(tmp_path, is_writer):
+def test_only_the_writer_writes_histograms_of_all_weights(tmp_path, is_writer):
     process, model = Process(is_writer), keras.Sequential()
     board = Shown(tmp_path, histogram_freq=1)
     (found,) = stage_callbacks.adapted([board], process)
@@ -37,6 +37,6 @@ def test_histograms_are_the_writers_and_others_give_it_their_weights(tmp_path, i
     assert board.epochs == ((3,) if is_writer else ())
 
 
-def test_others_stay_as_they_are(tmp_path):
+def test_callbacks_without_histograms_are_unchanged(tmp_path):
     given = [keras.callbacks.EarlyStopping(), keras.callbacks.TensorBoard(tmp_path)]
     assert stage_callbacks.adapted(given, Process(is_writer=False)) == given

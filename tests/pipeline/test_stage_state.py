@@ -70,7 +70,7 @@ def test_moving_statistics_are_the_mean_of_those_of_micro_batches():
     np.testing.assert_allclose(model.layers[0].moving_variance, 0.9 + 0.1 * variance, rtol=1e-5)
 
 
-def test_counters_and_what_is_added_up():
+def test_counters_and_sums_follow_their_aggregation():
     model = keras.Sequential([keras.Input((4,)), Counter(), layers.Dense(2)])
     run(model, steps=2)
     counter = model.layers[0]
@@ -79,7 +79,7 @@ def test_counters_and_what_is_added_up():
 
 
 @pytest.mark.parametrize("schedule", [schedules.gpipe, schedules.one_forward_one_backward, schedules.zero_bubble])
-def test_forward_passes_that_are_made_once_more(schedule):
+def test_recomputed_forward_passes_give_equal_results(schedule):
     """With Dropout and moving statistics, to the same end; and they are made."""
     found, counts = [], []
     for recomputes in (False, True):
@@ -121,7 +121,7 @@ class Noise(layers.Layer):
         return inputs * 0 + keras.random.uniform(keras.ops.shape(inputs))
 
 
-def test_the_global_seed_and_metrics_of_layers():
+def test_random_numbers_differ_and_layer_metrics_count_samples():
     model = keras.Sequential([keras.Input((4,)), Noise(), layers.Dense(4, trainable=False)])
     model.layers[1].kernel.assign(np.eye(4))
     first, second = (outputs[0].numpy() for (outputs, _) in run(model, 2))
@@ -129,7 +129,7 @@ def test_the_global_seed_and_metrics_of_layers():
     assert float(model.layers[0].seen.count) == 14
 
 
-def test_a_layer_that_several_stages_call():
+def test_shared_dropout_works_and_shared_batch_normalization_raises():
     keras.utils.set_random_seed(0)
     dropout, inputs = layers.Dropout(0.5), keras.Input((4,))
     model = keras.Model(inputs, layers.Dense(4, trainable=False)(dropout(layers.Identity()(dropout(inputs)))))
@@ -143,7 +143,7 @@ def test_a_layer_that_several_stages_call():
         run(model)
 
 
-def test_weights_that_a_call_assigns():
+def test_layer_that_assigns_weights_in_call_raises():
     model = keras.Sequential([keras.Input((4,)), layers.SpectralNormalization(layers.Dense(4)), layers.Dense(2)])
     with pytest.raises(ValueError, match="kernel when it is called, which does not work with micro-batches"):
         run(model)

@@ -13,7 +13,7 @@ def named(stages, stage):
     return [call.name for call in stages.calls_of(stage)]
 
 
-def test_connections_that_skip_stages_go_straight_to_who_needs_them():
+def test_skip_connections_are_sent_directly_to_consuming_stage():
     inputs = keras.Input((4,))
     first = layers.Dense(4, name="first")(inputs)
     second = layers.Dense(4, name="second")(first)
@@ -34,7 +34,7 @@ def test_outputs_of_early_stages_go_to_the_last_one():
     assert stages.sent((0, 2)) == calls.outputs[:1]
 
 
-def test_what_has_no_gradient_and_what_has_a_mask():
+def test_masks_are_sent_and_have_no_gradient():
     calls = ModelCalls(words())
     first = 1 + next(place for place, call in enumerate(calls.calls) if call.operation.name.startswith("embedding"))
     stages = Stages(calls, [first, len(calls.calls)])
@@ -46,7 +46,7 @@ def test_what_has_no_gradient_and_what_has_a_mask():
     assert stages.differentiable(edge) == tuple(embedded)
 
 
-def test_variables_of_layers_that_several_stages_call():
+def test_homes_of_shared_variables_are_all_calling_stages():
     model = shared()
     stages = in_stages(ModelCalls(model), 3)
     homes = [stages.homes[id(variable)] for variable in model.variables]
@@ -57,7 +57,7 @@ def test_variables_of_layers_that_several_stages_call():
 
 
 @pytest.mark.parametrize("ends", [[], [1], [2, 1, 3], [0, 3], [1, 1, 3], [1, 4]])
-def test_places_where_stages_cannot_end(ends):
+def test_invalid_stage_ends_raise(ends):
     model = keras.Sequential([keras.Input((4,)), *(layers.Dense(4) for _ in range(3))])
     with pytest.raises(ValueError, match=r"ends of stages must rise to the number of the model's calls, 3; got \["):
         Stages(ModelCalls(model), ends)

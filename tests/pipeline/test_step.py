@@ -67,7 +67,7 @@ def test_gradients_are_those_of_the_whole_model(name, schedule):
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
-def test_on_devices_and_eagerly_and_with_fewer_samples_than_parts(schedule):
+def test_gradients_are_equal_on_devices_eagerly_and_with_few_samples(schedule):
     keras.utils.set_random_seed(0)
     model = skips()
     devices = [f"/device:CPU:{number}" for number in range(STAGES)]
@@ -122,7 +122,7 @@ def test_actions_are_executed_in_the_order_of_the_table(schedule):
         assert found == [str(action) for action in row]
 
 
-def test_forward_passes_alone():
+def test_forward_only_step_equals_model_without_dropout():
     """As `evaluate` and `predict` need them: without Dropout, with what layers add to the loss."""
     inputs = keras.Input((6,))
     hidden = keras.layers.Dropout(0.5)(keras.layers.Dense(8, activity_regularizer="l2")(inputs))

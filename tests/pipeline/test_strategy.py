@@ -130,7 +130,7 @@ def after_twenty_steps(optimizer, schedule=None, stages=0):
     ("schedule", "stages"),
     some([(name, stages) for name in ("gpipe", "1f1b", "interleaved", "zero_bubble") for stages in (2, 4)], 3),
 )
-def test_twenty_steps(stages, schedule):
+def test_weights_after_twenty_steps_equal_plain_keras(stages, schedule):
     optimizer = "SGD" if (stages == 2) == (schedule in ("gpipe", "interleaved")) else "Adam"
     loss, weights = after_twenty_steps(optimizer, schedule, stages)
     expected_loss, expected_weights = after_twenty_steps(optimizer)
@@ -139,7 +139,7 @@ def test_twenty_steps(stages, schedule):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
 
 
-def test_stages_on_several_devices():
+def test_variables_are_on_devices_of_their_stages():
     keras.utils.set_random_seed(0)
     strategy = tfdist.PipelineStrategy(
         stages=3, micro_batches=2, devices=["CPU:0", "CPU:1", "CPU:2"], cuts=["d1", "d3"]
@@ -155,7 +155,7 @@ def test_stages_on_several_devices():
         assert variable.value.device.endswith(f"CPU:{device}"), variable.path
 
 
-def test_a_table_of_ones_own():
+def test_custom_table_trains_and_deadlock_raises():
     rows = [["0F0", "0F1", "0B1", "0B0"], ["1F0", "1F1", "1B1", "1B0"]]
     strategy = tfdist.PipelineStrategy(stages=2, micro_batches=2, schedule=Table(rows, 2, 2))
     assert "worker 1" in str(strategy.schedule)
@@ -186,6 +186,6 @@ def test_a_table_of_ones_own():
         ({"devices": ["CPU:9"]}, r"expected a device of this process; got 'CPU:9'"),
     ],
 )
-def test_wrong_arguments(arguments, message):
+def test_invalid_arguments_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         tfdist.PipelineStrategy(**{"stages": 2, "micro_batches": 2, **arguments})

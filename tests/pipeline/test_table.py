@@ -13,7 +13,7 @@ def written(actions):
     return [str(one) for one in actions]
 
 
-def test_what_actions_need():
+def test_needs_lists_required_actions():
     table = Table(TWO, 2, 2)
     assert written(table.needs(parse("0F0"))) == []
     assert written(table.needs(parse("1F1"))) == ["0F1"]
@@ -21,7 +21,7 @@ def test_what_actions_need():
     assert written(table.needs(parse("0B1"))) == ["0F1", "1B1"]
 
 
-def test_a_divided_backward_pass():
+def test_divided_backward_pass_needs_only_input_gradients():
     table = zero_bubble(2, 2)
     assert table.is_divided
     assert written(table.needs(parse("0I1"))) == ["0F1", "1I1"]
@@ -29,7 +29,7 @@ def test_a_divided_backward_pass():
     assert not Table(TWO, 2, 2).is_divided
 
 
-def test_results_are_sent_at_once_and_what_is_received_is_expected_one_exchange_ahead():
+def test_results_are_sent_at_once_and_expected_one_exchange_ahead():
     table = Table(TWO, 2, 2)
     assert written(table.steps(0)) == ["0F0", "0F0→1 1B0⇢0", "0F1", "0F1→1 1B1⇢0 1B0⇒0", "0B0", "1B1⇒0", "0B1"]
     assert written(table.steps(1)) == ["0F1⇢1 0F0⇒1", "1F0", "1B0", "1B0→0 0F1⇒1", "1F1", "1B1", "1B1→0"]
@@ -51,7 +51,7 @@ def test_workers_of_one_process_exchange_nothing():
         interleaved(6, 4, 2),
     ],
 )
-def test_what_is_sent_is_received(table):
+def test_every_sent_result_is_received_once(table):
     sent, received = [], []
     for worker in range(len(table.rows)):
         held, expected = set(), None
@@ -89,7 +89,7 @@ def test_what_is_sent_is_received(table):
         ([["forward"], TWO[1]], "expected an action"),
     ],
 )
-def test_tables_that_cannot_be(rows, message):
+def test_invalid_tables_raise(rows, message):
     with pytest.raises(ValueError, match=message):
         Table(rows, 2, 2)
 

@@ -13,7 +13,7 @@ def transfer(number):
     return Transfer(parse(f"0F{number}"), 1)
 
 
-def test_in_any_order(ranks):
+def test_tensors_can_be_received_in_any_order(ranks):
     def work(group):
         transport = Transport(Edges(group), "a model")
         if group.rank == 0:

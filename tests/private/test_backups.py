@@ -16,7 +16,7 @@ def model():
     return made
 
 
-def test_other_methods_are_called(tmp_path, model):
+def test_replaced_load_and_save_are_called(tmp_path, model):
     called = []
     callback = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
     load, save = backups.methods_of(callback)
@@ -28,7 +28,7 @@ def test_other_methods_are_called(tmp_path, model):
     assert sorted(paths) == sorted(str(path) for path in tmp_path.iterdir() if not path.name.endswith(".bkp"))
 
 
-def test_another_file_is_read(tmp_path, model):
+def test_with_paths_loads_another_file(tmp_path, model):
     callback = keras.callbacks.BackupAndRestore(tmp_path)
     callback.set_model(model)
     before = model.get_weights()

@@ -14,12 +14,12 @@ def iterator_of(x, **options):
     return tf_trainer.TFEpochIterator(x=x, distribute_strategy=tf.distribute.get_strategy(), **options)
 
 
-def test_specs():
+def test_spec_of_iterator_has_dtypes_of_batches():
     spec = epochs.spec_of(iterator_of(X, y=X[:, :1], batch_size=2))
     assert [one.dtype for one in tf.nest.flatten(spec)] == [tf.float32] * 2
 
 
-def test_an_epoch_ends_before_its_data():
+def test_end_epoch_restarts_the_data():
     iterator = iterator_of(X, batch_size=1, steps_per_epoch=2)
     seen = []
     for _ in range(2):
@@ -29,7 +29,7 @@ def test_an_epoch_ends_before_its_data():
     assert seen == [0.0, 2.0] * 2
 
 
-def test_arrays():
+def test_arrays_of_adapter_equal_given_arrays():
     adapter = data_adapters.ArrayDataAdapter(X, batch_size=2)
     np.testing.assert_array_equal(epochs.arrays_of(adapter), X)
 

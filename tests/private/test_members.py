@@ -58,7 +58,7 @@ def test_private_members_of_others_are_used_in_two_folders_only():
     assert {use.partition(":")[0] for use in foreign(trees, allowed=())} == OVERRIDES, "the search finds nothing"
 
 
-def test_what_is_found():
+def test_foreign_finds_private_members_of_others():
     file = """
 class Own(Base):
     def __init__(self, model):

@@ -18,7 +18,7 @@ def model():
     return made
 
 
-def test_layers_and_what_they_made(model):
+def test_layers_states_and_metrics_are_found(model):
     layers = models.layers_of(model)
     assert layers[0] is model
     assert set(layers) > {model, *model.layers}
@@ -32,7 +32,7 @@ def test_layers_and_what_they_made(model):
     assert models.metrics_in(layer.own) == []
 
 
-def test_where_fit_begins(model):
+def test_begin_at_sets_initial_epoch(model):
     assert models.initial_epoch(model) == 0
     history = model.fit(
         X,
@@ -47,7 +47,7 @@ def test_where_fit_begins(model):
     assert models.initial_epoch(model) == 0
 
 
-def test_losses(model):
+def test_losses_are_computed_tracked_and_forgotten(model):
     y = X[:, :1]
     loss = models.compute_loss(model, x=X, y=y, y_pred=y + 2, sample_weight=None, training=True)
     assert float(loss) == 4.0
@@ -60,7 +60,7 @@ def test_losses(model):
     assert regularized.losses == []
 
 
-def test_strategies_and_values(model):
+def test_strategies_and_values_of_variables_are_found(model):
     assert models.strategy_of(model) is None
     assert models.strategy_of(object(), "otherwise") == "otherwise"
     variable = model.weights[0]
@@ -73,7 +73,7 @@ def test_strategies_and_values(model):
     assert models.strategy_of(models.value_of(inside.weights[0])) is inside.distribute_strategy
 
 
-def test_graphs(model):
+def test_graph_inputs_outputs_and_nodes_are_found(model):
     one, other = keras.Input((2,), name="one"), keras.Input((2,), name="other")
     total = keras.layers.Add()([one, other])
     graph = keras.Model({"one": one, "other": other}, {"sum": total})
@@ -92,7 +92,7 @@ def test_graphs(model):
     assert models.arguments_of_context(object()) == ()
 
 
-def test_logits():
+def test_logits_can_be_read_and_set():
     made = keras.layers.Activation("softmax")(X)
     assert models.logits_of(tf.constant(1.0)) is None
     np.testing.assert_array_equal(models.logits_of(made), X)

@@ -23,7 +23,7 @@ def made(variables):
     return optimizer
 
 
-def test_its_variables_and_those_beside_them(made, variables):
+def test_variables_averages_and_decay_are_found(made, variables):
     assert optimizers.variables_of(made) == variables
     assert optimizers.variables_of(keras.optimizers.SGD()) == []
     assert [one.shape for one in optimizers.averages_of(made)] == [(2,), (2,)]
@@ -33,7 +33,7 @@ def test_its_variables_and_those_beside_them(made, variables):
     assert [optimizers.decays(made, one) for one in variables] == [True, False]
 
 
-def test_gradients_that_it_accumulates_and_calls(made, variables):
+def test_accumulated_gradients_and_apply_count_are_read(made, variables):
     assert optimizers.accumulated_by(keras.optimizers.SGD()) == []
     made.apply([tf.constant([1.0, 2.0]), tf.zeros(2)], variables)
     np.testing.assert_array_equal(optimizers.accumulated_by(made)[0].numpy(), [1.0, 2.0])
@@ -45,14 +45,14 @@ def test_gradients_are_clipped(made):
     np.testing.assert_allclose(clipped, [[0.6, 0.0], [0.0, 0.8]], rtol=1e-6)
 
 
-def test_rates(made):
+def test_learning_rate_is_schedule_variable_or_none(made):
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
     assert optimizers.learning_rate(keras.optimizers.SGD(schedule)) is schedule
     assert optimizers.learning_rate(made) is made.learning_rate
     assert optimizers.learning_rate(object()) is None
 
 
-def test_strategies(made):
+def test_strategy_of_returns_strategy_or_default(made):
     assert optimizers.strategy_of(object(), "otherwise") == "otherwise"
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         assert optimizers.strategy_of(keras.optimizers.SGD()) is tf.distribute.get_strategy()

@@ -18,13 +18,13 @@ def test_private_modules_of_tensorflow_are_imported_here_only():
 
 
 @pytest.mark.parametrize("name", private.__all__)
-def test_what_is_promised_is_there(name):
+def test_exported_names_exist(name):
     assert callable(getattr(private, name)) or name in ("input_lib", "multi_device_iterator_ops")
 
 
 @pytest.mark.parametrize("on_read", [False, True])
 @pytest.mark.parametrize(("value", "number"), [(2.75, (2.75, 2)), (3, (3.0, 3))])
-def test_a_variable_becomes_a_number_and_stays_what_it_was(mirrored, on_read, value, number):
+def test_as_number_adds_float_and_int_to_variable(mirrored, on_read, value, number):
     with mirrored.scope():
         synchronization = "ON_READ" if on_read else "AUTO"
         variable = tf.Variable(
@@ -54,7 +54,7 @@ def test_other_variables_are_numbers_already():
     assert float(variable) == 1.5
 
 
-def test_copies_of_a_variable(mirrored):
+def test_copies_returns_components_of_distributed_variable(mirrored):
     plain = tf.Variable([1.0])
     with mirrored.scope():
         distributed = tf.Variable([2.0])
@@ -68,7 +68,7 @@ def test_copies_of_a_variable(mirrored):
     np.testing.assert_array_equal(distributed, [5.0])
 
 
-def test_options_that_say_that_they_weigh():
+def test_weighed_options_hold_variables_and_weight():
     options = private.WeighedOptions(["a", "b"], 0.5)
     assert (options.variables, options.weight) == (("a", "b"), 0.5)
     assert isinstance(options, tf.distribute.experimental.CommunicationOptions | private.collective_util.Options)
@@ -76,7 +76,7 @@ def test_options_that_say_that_they_weigh():
 
 
 @pytest.mark.parametrize("asked", [None, True, False])
-def test_a_dataset_is_not_tuned_unless_the_user_says_so(asked):
+def test_autotune_is_off_unless_the_user_enables_autotune(asked):
     dataset = tf.data.Dataset.range(4)
     if asked is not None:
         options = tf.data.Options()
@@ -87,7 +87,7 @@ def test_a_dataset_is_not_tuned_unless_the_user_says_so(asked):
     assert list(found.as_numpy_iterator()) == [0, 1, 2, 3]
 
 
-def test_parts_of_a_dataset():
+def test_parts_of_lists_all_input_datasets():
     one, other = tf.data.Dataset.range(3), tf.data.Dataset.range(4)
     both = tf.data.Dataset.zip((one.map(lambda x: x + 1), other)).batch(2)
     names = [type(part).__name__ for part in private.parts_of(both)]
@@ -96,7 +96,7 @@ def test_parts_of_a_dataset():
     assert sum("Range" in name for name in names) == 2
 
 
-def test_seeded_operations_repeat_and_the_users_generator_does_not_notice():
+def test_seeded_operations_repeat_without_changing_global_generator():
     def order():
         return [int(value) for value in tf.data.Dataset.range(20).shuffle(20)]
 
@@ -121,7 +121,7 @@ def test_seeded_operations_repeat_and_the_users_generator_does_not_notice():
 @pytest.mark.parametrize(
     "spec", [tf.TensorSpec([None, 3], tf.float16), tf.RaggedTensorSpec([None, None]), tf.TensorSpec([None], tf.string)]
 )
-def test_a_batch_without_rows(spec):
+def test_without_rows_makes_empty_batch_of_spec(spec):
     batch = private.without_rows(spec)
     assert batch.dtype == spec.dtype
     assert batch.shape[0] in (0, None)
@@ -129,7 +129,7 @@ def test_a_batch_without_rows(spec):
     assert int(rows) == 0
 
 
-def test_the_local_replicas_id_is_zero_outside_of_replicas_and_in_one(ranks):
+def test_local_replica_id_is_zero_inside_replicas(ranks):
     both = ranks(2)
     assert private.local_replica_id() in (0, None)
     found = both(lambda group: Ranked(group).run(private.local_replica_id))
@@ -186,12 +186,12 @@ def test_a_generated_dataset_has_a_state_for_each_iteration():
     assert ended == [1, 0]
 
 
-def test_none_in_the_elements_of_a_dataset():
+def test_none_in_dataset_elements_has_none_spec():
     made = tf.data.Dataset.range(1).map(lambda number: (number, None))
     assert made.element_spec[1] == private.NoneSpec()
 
 
-def test_shards_and_shuffles_of_a_dataset():
+def test_shards_and_unseeded_shuffles_are_detected():
     made = tf.data.Dataset.range(8)
     assert private.shard_of(made) is None
     assert private.shard_of(made.shard(3, 1)) == (3, 1)
@@ -200,7 +200,7 @@ def test_shards_and_shuffles_of_a_dataset():
     assert not private.shuffles_by_chance(made.shuffle(8, seed=1))
 
 
-def test_the_type_of_the_first_replicas_values(mirrored):
+def test_local_spec_is_that_of_first_replica(mirrored):
     spec = tf.TensorSpec([2])
     assert private.local_spec(spec) is spec
     both = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -208,7 +208,7 @@ def test_the_type_of_the_first_replicas_values(mirrored):
     assert private.local_spec(tf.type_spec_from_value(values)) == spec
 
 
-def test_functions_of_a_graph():
+def test_function_of_finds_functions_of_graph():
     inner = tf.function(lambda x: x + 1)
     graph = tf.function(lambda x: inner(x)).get_concrete_function(tf.constant(1.0)).graph
     (call,) = [one for one in graph.get_operations() if "PartitionedCall" in one.type]
@@ -216,7 +216,7 @@ def test_functions_of_a_graph():
     assert private.function_of(graph, "another") is None
 
 
-def test_what_a_copy_is_a_part_of(mirrored):
+def test_container_of_copy_is_its_distributed_variable(mirrored):
     with mirrored.scope():
         variable = tf.Variable(1.0)
     (copy,) = private.copies(variable)

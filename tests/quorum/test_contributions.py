@@ -20,7 +20,7 @@ def changes(seed, dtypes=("float64",) * 3):
     return [generator.normal(size=shape).astype(dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
 
 
-def test_changes_of_several_dtypes_travel_as_they_are(job):
+def test_changes_of_several_dtypes_are_averaged_uncompressed(job):
     made, dtypes = job(2), ("float32", "float64", "float32")
     own = [changes(task, dtypes) for task in range(2)]
     met = meeting(made, [1, 3])
@@ -37,7 +37,7 @@ def test_changes_of_several_dtypes_travel_as_they_are(job):
 
 
 @pytest.mark.parametrize("method", [Int8(), TopK(0.1), RandomK(0.25), Schedule({0: None, 2: Int8()})], ids=repr)
-def test_what_an_encoding_lacks_is_in_the_next_one(job, method):
+def test_compression_residual_is_added_to_next_contribution(job, method):
     """The sum of what all have used, and of what is kept back, is that of all changes."""
     made = job(2)
     senders = [ContributionEncoder(PATHS, SHAPES, chosen(method), task) for task in range(2)]
@@ -60,7 +60,7 @@ def test_what_an_encoding_lacks_is_in_the_next_one(job, method):
         np.testing.assert_allclose(used[place].reshape(-1) + kept, total[place].reshape(-1), atol=1e-6)
 
 
-def test_what_comes_too_late_is_taken_back():
+def test_take_back_restores_residual_of_late_contribution():
     contributions = ContributionEncoder(PATHS, SHAPES, chosen(TopK(0.1)), 0)
     contributions.encode(changes(0), 1)
     before = contributions._states[0].arrays["residual"].copy()
@@ -70,7 +70,7 @@ def test_what_comes_too_late_is_taken_back():
     np.testing.assert_array_equal(contributions._states[0].arrays["residual"], before)
 
 
-def test_fewer_bytes_are_sent(job):
+def test_compression_sends_fewer_bytes(job):
     made = job(2)
     met = meeting(made, [1, 1])
 
@@ -82,6 +82,6 @@ def test_fewer_bytes_are_sent(job):
     assert made.members[0].links.bytes_sent < 0.6 * 8 * sum(np.prod(shape) for shape in SHAPES)
 
 
-def test_methods_for_sums_are_refused():
+def test_unsupported_compression_raises():
     with pytest.raises(ValueError, match="QuorumStrategy cannot compress with DeepGradientCompression"):
         ContributionEncoder(PATHS, SHAPES, chosen(DeepGradientCompression(0.01)), 0)

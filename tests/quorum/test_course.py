@@ -108,7 +108,7 @@ def test_trajectories_equal_those_of_numpy(job, outer):
     assert [one.round for one in courses.values()] == [4] * 3
 
 
-def test_one_that_is_late_goes_on_from_the_new_centre_and_brings_its_change_later(job):
+def test_late_task_continues_from_new_centre_and_contributes_later(job):
     made = job(3, quorum=2)
     courses = joined(made, [0, 1, 2])
     first = made.side_by_side(
@@ -141,7 +141,7 @@ def test_one_that_is_late_goes_on_from_the_new_centre_and_brings_its_change_late
 
 
 @pytest.mark.parametrize("keeps_late", [True, False])
-def test_what_is_late_at_an_epochs_end_is_brought_later_or_dropped(job, keeps_late):
+def test_change_late_at_epoch_end_is_contributed_later_or_dropped(job, keeps_late):
     made = job(2, quorum=1)
     courses = joined(made, [0, 1], are_weights=keeps_late)
     made.side_by_side(
@@ -175,7 +175,7 @@ def late(made, courses):
     courses[1].begin_anew(Progress(10, 4))
 
 
-def test_what_is_late_twice_is_brought_once(job):
+def test_change_late_twice_is_contributed_once(job):
     made = job(2, quorum=1)
     courses = joined(made, [0, 1])
     late(made, courses)
@@ -199,7 +199,7 @@ def test_what_is_late_twice_is_brought_once(job):
 
 
 @pytest.mark.parametrize("how", ["assigned", "followed"])
-def test_what_is_late_for_values_that_were_replaced_is_dropped(job, how):
+def test_late_change_of_replaced_values_is_dropped(job, how):
     made = job(2, quorum=1)
     courses = joined(made, [0, 1])
     late(made, courses)
@@ -220,7 +220,7 @@ def test_what_is_late_for_values_that_were_replaced_is_dropped(job, how):
 
 
 @pytest.mark.parametrize("compression", [None, Int8()])
-def test_a_round_in_which_one_is_lost_is_made_again_by_the_others(job, compression):
+def test_round_is_repeated_without_lost_task(job, compression):
     made = job(3, quorum=2)
     courses = joined(made, [0, 1, 2], compression=compression)
     # Task 2 says that it is ready, and nothing more.
@@ -239,7 +239,7 @@ def test_a_round_in_which_one_is_lost_is_made_again_by_the_others(job, compressi
     assert courses[0].round == 1
 
 
-def test_one_that_comes_later_takes_weights_slots_steps_and_the_outer_optimizer(job):
+def test_joining_task_takes_weights_slots_steps_and_outer_optimizer(job):
     made = job(2)
     rules = [Outer(keras.optimizers.SGD(0.5, momentum=0.9)) for _ in range(2)]
     live = Training(left=2, step=35)
@@ -258,7 +258,7 @@ def test_one_that_comes_later_takes_weights_slots_steps_and_the_outer_optimizer(
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_end_of_anothers_epoch_is_noted(job):
+def test_epoch_end_of_another_task_sets_ended(job):
     made = job(2, quorum=2)
     courses = joined(made, [0, 1])
 
@@ -276,7 +276,7 @@ def test_the_end_of_anothers_epoch_is_noted(job):
     assert courses[0].settle(Progress(10, 3), courses[0].centre).changes is False, "nothing has happened since"
 
 
-def test_a_fit_that_others_have_ended_is_over(job):
+def test_fit_is_over_after_another_task_ended_it(job):
     made = job(2)
     courses = joined(made, [0, 1])
     made.members[1].fit = 0
@@ -289,7 +289,7 @@ def test_a_fit_that_others_have_ended_is_over(job):
     assert_values(courses[1].settle(Progress(20, 10), trained(courses[1], 1, 2)).values, courses[0].centre)
 
 
-def test_one_that_has_other_values_takes_those_of_the_others(job, caplog):
+def test_task_with_different_values_takes_values_of_others(job, caplog):
     """The others wait for it, and get what it has learned."""
     made = job(3)
     courses = joined(made, [0, 1, 2])
@@ -310,7 +310,7 @@ def test_one_that_has_other_values_takes_those_of_the_others(job, caplog):
     assert_values(courses[0].centre, [w + mean for w, mean in zip(START, means, strict=True)])
 
 
-def test_what_are_no_weights_waits_for_no_quorum(job):
+def test_layer_state_does_not_wait_for_quorum(job):
     """Some may have come to the end of an epoch before others, which wait for them in another round."""
     made = job(2, quorum=2)
     courses = joined(made, [0, 1], are_weights=False)
@@ -319,7 +319,7 @@ def test_what_are_no_weights_waits_for_no_quorum(job):
     assert courses[0].round == 1
 
 
-def test_one_gives_its_values_to_all(job):
+def test_other_tasks_follow_replaced_values(job):
     made = job(2)
     courses = joined(made, [0, 1])
     assert not courses[1].follow(0.0)
@@ -337,7 +337,7 @@ def test_one_gives_its_values_to_all(job):
     assert courses[0].round == 2
 
 
-def test_what_the_program_assigns_is_common(job):
+def test_assigned_values_become_the_new_centre(job):
     made = job(2)
     courses = joined(made, [0, 1])
     for one in courses.values():
@@ -353,7 +353,7 @@ def test_what_the_program_assigns_is_common(job):
         ({"start": [np.zeros(3)]}, RendezvousError, "Give every task the same arguments and the same model"),
     ],
 )
-def test_other_settings_or_models_are_refused(job, arguments, error, match):
+def test_different_settings_or_models_raise(job, arguments, error, match):
     made = job(2)
     first = course(made.members[0])
     with pytest.raises(error, match=match):
@@ -362,7 +362,7 @@ def test_other_settings_or_models_are_refused(job, arguments, error, match):
         first._check([np.zeros(3)], 0)
 
 
-def test_a_state_that_does_not_come_is_an_error_that_says_where(job):
+def test_missing_state_raises_and_names_address_of_source(job):
     made = job(2)
     first = course(made.members[0])
     made.members[1].patience = 0.0
@@ -386,7 +386,7 @@ def test_a_process_alone_makes_rounds_by_itself():
     assert_values(new, [w + a + b for w, a, b in zip(START, change(0, 1), change(0, 2), strict=True)])
 
 
-def test_who_comes_while_an_epoch_begins_takes_the_rates_from_before_its_callbacks(job):
+def test_task_joining_at_epoch_begin_takes_rates_before_callbacks(job):
     """Also if these set a rate while the state is read that it takes over."""
     made = job(2, quorum=1)
 

@@ -150,7 +150,7 @@ class Process(Live):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_all_end_alike(seed):
+def test_all_tasks_end_fit_with_equal_values(seed):
     with contextlib.closing(Clocked(3, quorum=1, grace=GRACE)) as job:
         for task in range(3):
             job.quorums.came(task)

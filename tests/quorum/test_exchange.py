@@ -24,7 +24,7 @@ def means(job, samples, vectors, attempt=1):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_means_are_weighed_and_equal_to_the_bit(job, monkeypatch, size):
+def test_weighted_means_are_bitwise_equal_on_all_tasks(job, monkeypatch, size):
     monkeypatch.setattr(exchange, "PIECE_BYTES", 1 << 14)
     made, generator = job(size), np.random.default_rng(size)
     samples = [task + 1 for task in range(size)]
@@ -41,7 +41,7 @@ def test_means_are_weighed_and_equal_to_the_bit(job, monkeypatch, size):
             assert one.tobytes() == found[0].tobytes()
 
 
-def test_who_has_no_samples_counts_for_nothing_and_without_any_all_count_alike(job):
+def test_tasks_without_samples_have_no_weight_unless_all_lack_samples(job):
     made = job(2)
     vectors = [np.full(5, np.nan), np.ones(5)]
     np.testing.assert_array_equal(means(made, [0, 3], vectors)[0], np.ones(5))
@@ -62,7 +62,7 @@ def test_payloads_are_decoded_by_all_in_the_same_order(job):
         np.testing.assert_allclose(one, (payloads[0] + payloads[1] + 2.0 * payloads[2]) / 4)
 
 
-def test_a_meeting_that_will_not_come_about_is_left(job):
+def test_aborted_meeting_raises(job):
     made = job(2)
 
     def abort():
@@ -81,7 +81,7 @@ def test_a_meeting_that_will_not_come_about_is_left(job):
 
 
 @pytest.mark.parametrize("sends_own", [False, True])
-def test_a_partner_of_which_nothing_comes_is_reported(job, monkeypatch, sends_own):
+def test_silent_partner_is_reported_as_lacking(job, monkeypatch, sends_own):
     made = job(3, grace=0.2)
     met = meeting(made, [1, 1, 1])
     reported = []
@@ -104,7 +104,7 @@ def test_a_partner_of_which_nothing_comes_is_reported(job, monkeypatch, sends_ow
     assert set(reported) == {Lack("a", 1, (2,))}
 
 
-def test_vectors_of_another_length_are_an_error(job):
+def test_vectors_of_different_length_raise(job):
     made = job(2)
     met = meeting(made, [1, 1])
 
@@ -116,7 +116,7 @@ def test_vectors_of_another_length_are_an_error(job):
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_an_array_with_a_gap_is_as_if_it_had_not_come(job, monkeypatch, lost):
+def test_array_with_lost_piece_counts_as_missing(job, monkeypatch, lost):
     """As when a connection is reset in between; it is no array of another size, and the meeting ends without it."""
     monkeypatch.setattr(exchange, "PIECE_BYTES", 64)
     made = job(2, grace=0.3)

@@ -66,14 +66,14 @@ def test_states_are_fetched_and_pieces_sent(links, keys):
     assert one.bytes_sent == sum(array.nbytes for array in source.arrays)
 
 
-def test_what_is_not_offered_is_not_there(links):
+def test_fetch_returns_none_if_nothing_is_offered(links):
     one, other = links(0), links(1)
     assert other.fetch(one.address, "a", SECONDS, no_failure) is None
     one.offer("a", Holds())  # which nobody keeps
     assert other.fetch(one.address, "a", SECONDS, no_failure) is None
 
 
-def test_a_source_that_fails_is_none(links):
+def test_fetch_returns_none_if_source_raises(links):
     class Fails:
         def state(self, request):
             raise ValueError("no state yet")
@@ -83,7 +83,7 @@ def test_a_source_that_fails_is_none(links):
     assert other.fetch(one.address, "a", SECONDS, no_failure) is None
 
 
-def test_nobody_waits_for_a_source_that_is_gone_or_when_the_job_has_failed(links):
+def test_fetch_ends_if_source_is_closed_or_job_failed(links):
     one, other = links(0), links(1)
     address = one.address
     one.close()
@@ -92,7 +92,7 @@ def test_nobody_waits_for_a_source_that_is_gone_or_when_the_job_has_failed(links
         other.fetch(address, "a", SECONDS, lambda: TfdistError("over"))
 
 
-def test_pieces_of_earlier_attempts_are_forgotten_and_those_of_later_ones_kept(links):
+def test_pieces_of_earlier_attempts_are_dropped_later_ones_kept(links):
     one, other = links(0), links(1)
     for attempt in (1, 2, 3):
         other.send(one.address, Piece("a", attempt, 1, "own 0", 0), np.zeros(1))
@@ -101,7 +101,7 @@ def test_pieces_of_earlier_attempts_are_forgotten_and_those_of_later_ones_kept(l
         assert one.pieces("a", 2) == []
 
 
-def test_what_is_no_message_is_left_alone(links):
+def test_invalid_messages_are_ignored(links):
     one, other = links(0), links(1)
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
@@ -112,7 +112,7 @@ def test_what_is_no_message_is_left_alone(links):
         assert len(pieces(one, "a", 1, 1)) == 1
 
 
-def test_connections_that_are_not_needed_are_closed(links):
+def test_unneeded_connections_are_closed_and_reopened_on_demand(links):
     one, other, third = links(0), links(1), links(2)
     for target in (one, third):
         other.send(target.address, Piece("a", 1, 1, "own 0", 0), np.zeros(1))
@@ -123,7 +123,7 @@ def test_connections_that_are_not_needed_are_closed(links):
     assert len(pieces(third, "a", 1, 1)) == 1, "and made again"
 
 
-def test_links_that_nobody_keeps_are_closed():
+def test_unreferenced_links_stop_and_free_their_port():
     one = Links(0, "127.0.0.1", None)
     thread, address = one._thread, one.address
     del one
@@ -133,7 +133,7 @@ def test_links_that_nobody_keeps_are_closed():
         other.bind(f"tcp://{address}")
 
 
-def test_pieces_of_unknown_rounds_are_not_kept_without_end(links):
+def test_number_of_pieces_of_unknown_rounds_is_limited(links):
     one, other, source = links(0), links(1), Holds()
     one.offer("mine", source)
     for number in range(100):

@@ -30,7 +30,7 @@ def together(size, quorum=1, start=10.0):
         yield made
 
 
-def test_members_enlist_meet_and_have():
+def test_members_enlist_meet_and_agree_on_outcome():
     with together(2) as (one, other):
         assert one.enlist("a", -1, "alike", True) == Enlisted(0, None, "")
         assert other.enlist("a", -1, "alike", True) == Enlisted(0, 0, one.links.address)
@@ -57,7 +57,7 @@ def test_members_enlist_meet_and_have():
         assert not one.is_aborted("a", 1)
 
 
-def test_a_meeting_of_which_something_is_lacking_is_aborted():
+def test_reported_lack_aborts_the_meeting():
     with together(2) as (one, other):
         one.enlist("a", -1, "alike", True)
         other.enlist("a", -1, "alike", True)
@@ -72,7 +72,7 @@ def test_a_meeting_of_which_something_is_lacking_is_aborted():
         assert one.have("a", meeting.attempt) == Outcome(False)
 
 
-def test_a_quorum_that_does_not_come_is_an_error_that_says_what_to_do():
+def test_missing_quorum_raises_after_timeout():
     with together(1, quorum=2, start=0.5) as (one,):
         one.enlist("a", -1, "alike", True)
         with pytest.raises(
@@ -81,14 +81,14 @@ def test_a_quorum_that_does_not_come_is_an_error_that_says_what_to_do():
             one.ready("a", 1, 1, ends=False, checksum=0)
 
 
-def test_other_settings_are_an_error():
+def test_different_settings_raise():
     with together(2) as (one, other):
         one.enlist("a", -1, "alike", True)
         with pytest.raises(MismatchError, match=r"task 1 has .* others; the others have .* alike"):
             other.enlist("a", -1, "others", True)
 
 
-def test_who_waits_is_told_what_has_ended_the_job():
+def test_waiting_member_raises_failure_of_the_job():
     with together(1) as (one,):
         one._control.fail(TfdistError("it is over"))
         with pytest.raises(TfdistError, match="it is over"):

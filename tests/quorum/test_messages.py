@@ -13,7 +13,7 @@ from tfdist.quorum.messages import CODEC, Fetch, Piece, State
         (Piece("optimizer 0", 2, 1, "own 0", 4), [np.arange(5, dtype=np.uint8)]),
     ],
 )
-def test_messages_say_the_same_again(message, arrays):
+def test_decoded_messages_equal_encoded_ones(message, arrays):
     found, decoded = CODEC.decode([bytes(frame) for frame in CODEC.encode(message, arrays)])
     assert found == message
     for one, other in zip(decoded, arrays, strict=True):
@@ -21,6 +21,6 @@ def test_messages_say_the_same_again(message, arrays):
         np.testing.assert_array_equal(one, other)
 
 
-def test_what_is_no_message_is_refused():
+def test_invalid_message_raises():
     with pytest.raises(InvalidMessageError):
         CODEC.decode([b"tfps\x02nothing"])

@@ -8,27 +8,27 @@ def of(*epochs):
     return rates
 
 
-def test_rates_from_before_an_epoch():
+def test_rates_before_epoch_returns_recorded_or_oldest_rates():
     rates = of(3, 4, 5)
     assert rates.epoch == 5
     for epoch, expected in ((5, (5.0, 0.5)), (4, (4.0, 0.5)), (3, (3.0, 0.5)), (2, (3.0, 0.5)), (6, None)):
         assert rates_before_epoch(epoch, rates.epoch, rates.of_epochs) == expected
 
 
-def test_nothing_is_known_outside_of_fit():
+def test_end_of_fit_clears_rates():
     rates = of(0, 1)
     rates.end_fit()
     assert (rates.epoch, rates.of_epochs) == (-1, ())
     assert rates_before_epoch(0, rates.epoch, rates.of_epochs) is None
 
 
-def test_epochs_that_do_not_follow_begin_anew():
+def test_nonconsecutive_epoch_clears_earlier_rates():
     rates = of(0, 1, 7)
     assert rates.of_epochs == ((7.0, 0.5),)
     assert rates_before_epoch(1, rates.epoch, rates.of_epochs) == (7.0, 0.5)
 
 
-def test_the_last_ones_are_remembered():
+def test_only_latest_epochs_are_kept():
     rates = of(*range(EPOCHS + 10))
     assert len(rates.of_epochs) == EPOCHS
     assert rates_before_epoch(EPOCHS + 9, rates.epoch, rates.of_epochs) == (EPOCHS + 9.0, 0.5)

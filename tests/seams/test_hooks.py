@@ -23,7 +23,7 @@ def noting(noted, name):
     return Hooks
 
 
-def test_contexts_are_within_each_other_in_the_order_of_features(provided, model):
+def test_hook_contexts_nest_in_order_of_features(provided, model):
     noted = []
     provided(noting(noted, "inner"))
     provided(noting(noted, "outer"), OUTER)
@@ -37,7 +37,7 @@ def test_contexts_are_within_each_other_in_the_order_of_features(provided, model
     assert trainer.points.standing()["TensorFlowTrainer.evaluate"] == []
 
 
-def test_what_is_done_instead_is_done_within_the_outer_hooks_and_may_ask_the_inner_ones(provided, model):
+def test_replacement_runs_inside_outer_hooks_and_can_call_inner(provided, model):
     noted = []
 
     class Instead(trainer.TrainerHooks):
@@ -63,7 +63,7 @@ def test_each_model_has_its_own_hooks_and_wrong_arguments_stay_errors(provided, 
             one.predict(X, rows=3)
 
 
-def test_errors_are_told_from_the_innermost_to_the_outermost(provided, model):
+def test_errors_are_translated_from_innermost_to_outermost_hook(provided, model):
     class Telling(trainer.TrainerHooks):
         def error(self, error):
             return OSError(f"inner: {error}") if "told" in str(error) else None
@@ -87,7 +87,7 @@ def test_errors_are_told_from_the_innermost_to_the_outermost(provided, model):
         model.predict("as is")
 
 
-def test_errors_are_told_where_nothing_else_is_done(provided, model):
+def test_error_hook_translates_errors_of_all_methods(provided, model):
     class Telling(trainer.TrainerHooks):
         def error(self, error):
             return OSError(f"told: {error}")
@@ -98,7 +98,7 @@ def test_errors_are_told_where_nothing_else_is_done(provided, model):
             method(X, X[:3])
 
 
-def test_a_feature_replaces_what_it_has_hooks_for_alone(provided, monkeypatch):
+def test_only_methods_with_hooks_are_replaced_once(provided, monkeypatch):
     replaced = []
     monkeypatch.setattr(trainer.points, "_replaced", set())
     monkeypatch.setattr(hooks, "replace", lambda owner, name, wrapper: replaced.append(name))

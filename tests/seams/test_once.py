@@ -6,7 +6,7 @@ import pytest
 from tfdist.seams.once import Once
 
 
-def test_a_thread_that_comes_meanwhile_waits_and_does_nothing():
+def test_second_thread_waits_and_does_not_run_again():
     begun, others_come, ran = threading.Event(), threading.Event(), []
 
     @Once
@@ -29,7 +29,7 @@ def test_a_thread_that_comes_meanwhile_waits_and_does_nothing():
     assert install.is_done
 
 
-def test_one_that_fails_runs_again():
+def test_failed_installation_runs_again():
     ran = []
 
     @Once

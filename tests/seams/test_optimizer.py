@@ -43,7 +43,7 @@ def multiplying(factor, seen):
     return Hooks
 
 
-def test_gradients_are_changed_before_they_are_clipped_and_after_they_were_accumulated(provided):
+def test_gradient_hooks_run_after_accumulation_and_before_clipping(provided):
     seen = []
     provided(multiplying(10, seen))
     provided(multiplying(2, seen), OUTER)
@@ -55,7 +55,7 @@ def test_gradients_are_changed_before_they_are_clipped_and_after_they_were_accum
     assert applied(scaled, [4, 8]) == [-31, -51]
 
 
-def test_an_update_begins_before_gradients_are_accumulated_and_lasts_until_they_are_used(provided):
+def test_update_begins_before_accumulation_and_ends_after_use(provided):
     class Hooks(optimizer.OptimizerHooks):
         def begin(self, update, gradients):
             update.weight = 3.0
@@ -74,7 +74,7 @@ def test_an_update_begins_before_gradients_are_accumulated_and_lasts_until_they_
     assert optimizer.update_of(made) is None
 
 
-def test_an_optimizer_within_others_is_not_the_outermost(provided):
+def test_inner_optimizer_is_not_the_outermost(provided):
     seen = []
 
     class Hooks(optimizer.OptimizerHooks):
@@ -96,7 +96,7 @@ def test_an_optimizer_within_others_is_not_the_outermost(provided):
     assert seen == [("SGD", True, True)], "also after an error"
 
 
-def test_values_that_overwrite_variables(provided):
+def test_overwriting_hook_changes_only_overwriting_values(provided):
     class Hooks(optimizer.OptimizerHooks):
         def overwriting(self, variables, values):
             assert [one.name for one in variables] == ["range"]
@@ -111,7 +111,7 @@ def test_values_that_overwrite_variables(provided):
     assert [one.numpy().tolist() for one in variables] == [[-1.0], [20.0]]
 
 
-def test_whether_gradients_are_finite_is_told_from_the_innermost_to_the_outermost(provided):
+def test_finite_hooks_run_from_innermost_to_outermost(provided):
     seen = []
 
     def telling(name, told):
@@ -131,7 +131,7 @@ def test_whether_gradients_are_finite_is_told_from_the_innermost_to_the_outermos
     assert seen == [("inner", True), ("outer", False), ("inner", False), ("outer", False)]
 
 
-def test_a_branch_belongs_to_the_update_in_any_thread(provided):
+def test_within_update_carries_the_update_to_other_threads(provided):
     found = []
 
     class Hooks(optimizer.OptimizerHooks):

@@ -16,7 +16,7 @@ REMEDY = "if that is meant to be, run: python -m tests.seams.standing > tests/se
 
 
 @pytest.mark.parametrize("arguments", [(), ("backwards",)])
-def test_what_stands_on_each_function(arguments):
+def test_installed_wrappers_equal_the_list(arguments):
     ended = subprocess.run(
         [sys.executable, "-m", "tests.seams.standing", *arguments],
         cwd=LISTED.parents[2],

@@ -34,7 +34,7 @@ def wrapper(name, module):
     return around
 
 
-def test_the_order_is_that_of_features_whichever_came_first(owner):
+def test_wrappers_stack_in_feature_order_not_installation_order(owner):
     inner, outer = "tfdist.strategies.keras.keras_steps", "tfdist.pipeline.keras_pipelines"
     assert order.place_of(inner) < order.place_of(outer) < order.place_of("somewhere.else")
     for name, module in [("c", outer), ("a", inner), ("d", "else"), ("b", inner), ("e", "else")]:
@@ -46,7 +46,7 @@ def test_the_order_is_that_of_features_whichever_came_first(owner):
     assert [one.split(".")[0] for one in found[1]] == ["else", "else", "pipeline", "strategies", "strategies"]
 
 
-def test_what_others_have_put_there_since_is_kept(owner):
+def test_later_wrappers_of_other_libraries_are_kept(owner):
     replace(owner, "told", wrapper("a", "x"))
     before = owner.told
     owner.told = lambda self, what: ["others", *before(self, what)]
@@ -54,7 +54,7 @@ def test_what_others_have_put_there_since_is_kept(owner):
     assert owner().told(1) == ["b", "others", "a", 1]
 
 
-def test_functions_of_modules_and_partial_wrappers():
+def test_module_functions_take_partial_wrappers():
     module = types.ModuleType("some.module")
     module.double = lambda value: 2 * value
     replace(module, "double", functools.partial(lambda by, original: lambda value: by + original(value), 100))

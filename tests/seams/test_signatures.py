@@ -14,13 +14,13 @@ def owner():
     return Owner
 
 
-def test_what_is_gone_is_an_error_that_says_which_version_to_use(owner):
+def test_missing_function_raises_and_names_supported_version(owner):
     with pytest.raises(ImportError, match=r"does not fit Keras 3\.\d+.*Owner.made is gone.*pip install 'keras==3.15"):
         signatures.check(owner, "made")
 
 
 @pytest.mark.parametrize("parameters", ["x", "self, x, y", "self, *x"])
-def test_other_parameters_are_an_error(owner, monkeypatch, parameters):
+def test_unexpected_parameters_in_keras_raise(owner, monkeypatch, parameters):
     monkeypatch.setitem(signatures._PARAMETERS, "Owner.told", [parameters, "self, what, more"])
     owner.told.__module__ = "keras.src.somewhere"
     with pytest.raises(ImportError, match=r"Owner.told takes \(self, what\); tfdist expects \(.*\) or \(self, wh"):

@@ -7,7 +7,7 @@ from tfdist.seams import trainer
 X = np.ones((4, 2), np.float32)
 
 
-def test_arguments_are_by_name_with_defaults_and_may_be_changed(provided, model):
+def test_hooks_get_arguments_by_name_and_can_change_them(provided, model):
     seen = []
 
     class Hooks(trainer.TrainerHooks):
@@ -22,7 +22,7 @@ def test_arguments_are_by_name_with_defaults_and_may_be_changed(provided, model)
     assert seen[1:] == [("evaluate", True, True, None)]
 
 
-def test_functions_are_made_with_another_predict_step(model):
+def test_with_predict_step_delegates_other_attributes_to_model(model):
     other = trainer.WithPredictStep(model, lambda data: data[0] * 10)
     other.jit_compile = False
     assert model.jit_compile is False
