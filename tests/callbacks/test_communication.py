@@ -19,7 +19,7 @@ def test_report_of_single_process_is_logged(caplog):
     caplog.set_level("INFO", "tfdist")
     fit(tfdist.callbacks.Communication(), epochs=1)
     (report,) = [record.getMessage() for record in caplog.records if "epoch 1" in record.getMessage()]
-    assert report.startswith("tfdist: epoch 1: each process sent 0.0 MiB, ")
+    assert report.startswith("tfdist: epoch 1: each process sent 0.0 MiB and communicated for ")
     assert report.endswith("no rank was much slower than the others.")
 
 

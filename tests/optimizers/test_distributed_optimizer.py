@@ -58,5 +58,5 @@ def test_conflicting_backward_passes_per_step_raises():
         tfdist.DistributedOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=3), backward_passes_per_step=2)
     optimizer = keras.optimizers.SGD()
     optimizer.build([tf.Variable([0.0])])
-    with pytest.raises(ValueError, match="when it is built; wrap it before"):
+    with pytest.raises(ValueError, match="when it is built: wrap it before"):
         tfdist.DistributedOptimizer(optimizer, backward_passes_per_step=2)

@@ -29,8 +29,8 @@ def test_only_the_writer_keeps_writing_callbacks(ranks, tmp_path, compression):
         return [type(callback).__name__ for callback in keras_callbacks.adapt(given, model_of(strategy))]
 
     writer, other = on_ranks(ranks(2), work, compression=compression)
-    assert writer == ["CSVLogger", "ModelCheckpoint", "EarlyStopping", "Together"]
-    assert other == [*(["ModelCheckpoint"] if compression else []), "EarlyStopping", "Together"]
+    assert writer == ["CSVLogger", "ModelCheckpoint", "EarlyStopping", "EpochSynchronization"]
+    assert other == [*(["ModelCheckpoint"] if compression else []), "EarlyStopping", "EpochSynchronization"]
 
 
 @pytest.mark.parametrize("given", [None, [], keras.callbacks.Callback(), [[keras.callbacks.Callback()]]])
