@@ -68,7 +68,7 @@ def failures(tmp_path_factory):
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("block", of("python"))
-def test_python_blocks_run_unchanged(block, failures):
+def test_python_runs_as_it_stands(block, failures):
     assert block.where not in failures, failures[block.where]
 
 

@@ -69,6 +69,6 @@ def test_gradient_of_sum_is_defined_and_of_max_raises():
         tape.gradient(y, x)
 
 
-def test_init_with_unknown_algorithm_raises():
+def test_init_with_an_unknown_algorithm():
     with pytest.raises(ValueError, match="got 'rings'"):
         tfdist.init(algorithm="rings")

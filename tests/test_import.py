@@ -98,7 +98,7 @@ def test_all_reduce_job_imports_no_parameter_server_modules():
     assert python(program).stdout == "[]\n"
 
 
-def test_missing_tensorflow_raises_one_clear_line():
+def test_without_tensorflow_one_clear_line():
     program = (
         "import importlib.util as u; find = u.find_spec;"
         "u.find_spec = lambda name, *a: None if name == 'tensorflow' else find(name, *a);"

@@ -48,7 +48,7 @@ def test_script_beside_the_clone_finds_the_package(clone):
         assert wheel.read(path).decode().strip() == str(clone)
 
 
-def test_source_distribution_contains_all_parts(clone):
+def test_source_distribution_is_whole(clone):
     with tarfile.open(build(clone, "build_sdist")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     for name in ("Makefile", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "examples/digits.py", "docs/index.md"):

@@ -72,7 +72,7 @@ def room(module):
     return module.split(".")[1] if "." in module else "__init__"
 
 
-def test_folders_import_only_earlier_folders():
+def test_folders_depend_one_way():
     level = {name: place for place, names in enumerate(ORDER) for name in names}
     wrong = [
         f"{module} imports {other}"
@@ -85,7 +85,7 @@ def test_folders_import_only_earlier_folders():
 
 
 @pytest.mark.parametrize("of", WINGS)
-def test_subfolders_import_only_earlier_subfolders(of):
+def test_wings_depend_one_way(of):
     def place(module):
         parts = module.split(".")[2:]
         return WINGS[of].index(parts[0] if len(parts) > 1 else "")

@@ -46,7 +46,7 @@ def test_each_call_site_has_a_unique_name():
     assert len(names) == len(set(names)) == 7
 
 
-def test_call_site_names_are_equal_for_other_shapes():
+def test_names_do_not_change_when_a_function_is_traced_again_with_other_shapes():
     first = sites_of(body, tf.TensorSpec([32, 4]))
     again = sites_of(body, tf.TensorSpec([7, 4]))
     assert first == again

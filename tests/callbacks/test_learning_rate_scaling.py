@@ -87,7 +87,7 @@ def test_unknown_epoch_length_needs_steps_per_epoch():
         ({"factor": 0}, "positive learning_rate and factor"),
     ],
 )
-def test_arguments_out_of_range_raise(arguments, message):
+def test_arguments_out_of_range(arguments, message):
     with pytest.raises(ValueError, match=message):
         LearningRateScaling(0.1, **arguments)
 

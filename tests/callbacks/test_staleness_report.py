@@ -8,7 +8,7 @@ from tests.callbacks.fitting import fit
 from tfdist.callbacks import staleness_report
 
 
-def test_synchronous_training_reports_no_staleness(caplog, monkeypatch):
+def test_nothing_is_stale_where_steps_are_taken_together(caplog, monkeypatch):
     monkeypatch.setattr(staleness_report, "_said", False)
     caplog.set_level("INFO", "tfdist")
     report = tfdist.callbacks.StalenessReport()

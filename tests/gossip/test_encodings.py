@@ -36,7 +36,7 @@ def differences(rank, method, rate=None):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("method", [TopK(0.1), Int8(), SignSGD(), Schedule({0: None, 2: TopK(0.2), 4: Float16()})])
-def test_copies_are_equal_on_all_ranks(method, dtype):
+def test_all_have_the_same_copies(method, dtype):
     everyone = [differences(rank, method) for rank in range(3)]
     for rank, one in enumerate(everyone):
         one.begin([np.zeros((4, 300), dtype), np.zeros(3, dtype)], [other for other in range(3) if other != rank])

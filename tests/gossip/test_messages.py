@@ -3,7 +3,7 @@ import numpy as np
 from tfdist.gossip.messages import Kind, Message
 
 
-def test_unpacked_message_equals_packed_one():
+def test_messages_arrive_as_they_were():
     parts = [np.arange(3, dtype=np.uint8), np.ones((2, 3)), np.array(2.0, np.float16), np.empty(0, np.float32)]
     packed = Message(Kind.ANSWER, 7, 2, parts).packed(lambda size: np.empty(size, np.uint8))
     found = Message.unpacked(packed)
@@ -13,6 +13,6 @@ def test_unpacked_message_equals_packed_one():
     assert np.shares_memory(found.parts[1], packed)
 
 
-def test_message_without_parts_can_be_unpacked():
+def test_messages_without_parts():
     found = Message.unpacked(Message(Kind.ENDED).packed(lambda size: np.empty(size, np.uint8)))
     assert (found.kind, len(found.parts)) == (Kind.ENDED, 0)

@@ -36,6 +36,6 @@ def test_the_quadratic_rule_follows_the_learning_rate():
         (lambda: QuadraticRule(1.0, at_least=9, at_most=8), "at_most of at least at_least"),
     ],
 )
-def test_invalid_numbers_raise(make, message):
+def test_bad_numbers(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -144,6 +144,6 @@ def test_rank_without_steps_takes_values_of_others(ranks):
         np.testing.assert_array_equal(new, [[2.0] * 3, [3.0] * 3])
 
 
-def test_more_fragments_than_variables_raises():
+def test_more_fragments_than_variables():
     with pytest.raises(ValueError, match="fragments=3"):
         made(variables=2, fragments=3)

@@ -21,7 +21,7 @@ def test_averaging_adds_mean_change_and_mixes_own_values(mix):
     np.testing.assert_array_equal(BEFORE[0], [1.0, -2.0])
 
 
-def test_outer_optimizer_uses_mean_change_as_gradient():
+def test_an_outer_optimizer_takes_the_difference_for_a_gradient():
     rule = Outer(keras.optimizers.SGD(0.5, momentum=0.5))
     assert rule.centre([], []) == []
     rule = Outer(given := keras.optimizers.SGD(0.5, momentum=0.5))
@@ -91,6 +91,6 @@ def test_names_of_outer_optimizers_do_not_matter():
         (lambda: Elastic(0.0), ValueError, "got 0.0"),
     ],
 )
-def test_invalid_arguments_raise(make, error, message):
+def test_bad_arguments(make, error, message):
     with pytest.raises(error, match=message):
         make()

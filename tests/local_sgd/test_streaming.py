@@ -11,7 +11,7 @@ from tfdist.local_sgd import Every, Growing, Streaming
         ({"delay": -1}, "got -1"),
     ],
 )
-def test_invalid_arguments_raise(arguments, message):
+def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         Streaming(**arguments)
 
@@ -26,7 +26,7 @@ def test_invalid_arguments_raise(arguments, message):
         (Streaming(delay=1), Growing(1, 10), "choose a delay below 1"),
     ],
 )
-def test_check_raises_if_exchanges_would_overlap(streaming, interval, message):
+def test_exchanges_end_before_the_next_ones_begin(streaming, interval, message):
     if message is None:
         streaming.check(interval)
     else:

@@ -68,7 +68,7 @@ def test_report_names_calls_devices_and_parallelism():
         (lambda: None, "got None, which is not a Keras model"),
     ],
 )
-def test_models_without_a_graph_raise(make, message):
+def test_models_without_a_graph(make, message):
     with pytest.raises(ValueError, match=message):
         analyze(make())
 

@@ -23,7 +23,7 @@ def test_a_chain_has_no_branches():
     assert chain.branches == ()
 
 
-def test_fork_has_two_branches_and_critical_path():
+def test_two_branches():
     forked = graph(a=("", 1), b=("a", 5), c=("a", 2), d=("c", 2), e=(["b", "d"], 1))
     assert (forked.work, forked.depth) == (11, 7)
     assert forked.critical_path == ("a", "b", "e")
@@ -57,6 +57,6 @@ def test_nested_branches_are_found_and_overlapping_ones_ignored():
     assert {one.end for one in crossed.branches} == {"d"}, "those that meet in f share c"
 
 
-def test_empty_graph_has_no_work():
+def test_an_empty_graph():
     empty = CallGraph([])
     assert (empty.work, empty.depth, empty.parallelism, empty.critical_path, empty.branches) == (0, 0, 1.0, (), ())

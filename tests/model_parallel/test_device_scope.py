@@ -85,7 +85,7 @@ def test_forward_backward_and_update_are_where_layers_are_called(kind, optimizer
 
 @pytest.mark.parametrize("optimizer", ["sgd", sweep("adam")])
 @pytest.mark.parametrize("kind", ["functional", "sequential", "nested"])
-def test_placement_does_not_change_trained_weights(kind, optimizer):
+def test_devices_do_not_change_what_is_learnt(kind, optimizer):
     model = MODELS[kind]()
     alone = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "silu"), keras.layers.Dense(1)])
     alone.set_weights(model.get_weights())
@@ -182,7 +182,7 @@ def test_the_innermost_scope_counts():
     assert homes(outer.variables) == ["CPU:1"] * 2
 
 
-def test_mixed_precision_runs_on_devices_and_learns_the_same():
+def test_mixed_precision():
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = functional()
@@ -203,7 +203,7 @@ def test_mixed_precision_runs_on_devices_and_learns_the_same():
 
 
 @pytest.mark.parametrize("device", ["GPU:7", "CPU:9", "nonsense", "", "/job:worker/CPU:x"])
-def test_unknown_device_raises(device):
+def test_a_device_that_does_not_exist(device):
     with pytest.raises(ValueError, match=r"expected a device of this process; got .* Choose from CPU:0, CPU:1, CPU:2"):
         device_scope(device).__enter__()
 

@@ -21,7 +21,7 @@ def test_draw_writes_svg_with_call_names(tmp_path):
     assert "concatenate" in (tmp_path / "model.svg").read_text()
 
 
-def test_draw_without_matplotlib_raises(tmp_path, monkeypatch):
+def test_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         analyze(two_sequences(keras.layers.LSTM(4))).draw(tmp_path / "model.svg")

@@ -59,20 +59,20 @@ def test_loaded_variables_keep_device_of_build_not_of_call(tmp_path):
     assert places(executed(lambda: loaded.predict_on_batch(np.ones((2, 8), "float32"))), "MatMul") == {"CPU:2": 1}
 
 
-def test_model_from_json_keeps_devices():
+def test_from_config_and_json():
     for make in (functional, sequential):
         model = keras.models.model_from_json(make().to_json())
         assert homes(model.variables) == ["CPU:1", "CPU:1", "CPU:2", "CPU:2"]
 
 
-def test_unplaced_models_are_saved_without_tfdist_entries():
+def test_models_without_devices_are_saved_as_ever():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     assert "tfdist" not in model.to_json()
     inputs = keras.Input((3,))
     assert "tfdist" not in keras.Model(inputs, model(inputs)).to_json()
 
 
-def test_missing_device_is_ignored_with_one_warning(tmp_path, caplog):
+def test_a_device_that_is_missing_is_left_out(tmp_path, caplog):
     keras_placement_saving._missing.clear()
     sequential().save(tmp_path / "model.keras")
     with zipfile.ZipFile(tmp_path / "model.keras") as file:

@@ -19,7 +19,7 @@ print(json.dumps([[one.value.device[-5:] for one in each.variables] for each in 
 """
 
 
-def test_load_model_restores_devices_which_plain_keras_ignores(tmp_path):
+def test_tfdist_loads_the_devices(tmp_path):
     functional().save(tmp_path / "model.keras")
     found = subprocess.run(
         [sys.executable, "-c", LOADING, str(tmp_path / "model.keras")], capture_output=True, text=True, timeout=100

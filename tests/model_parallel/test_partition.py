@@ -82,7 +82,7 @@ def test_stages_compute_on_their_devices_and_learn_the_same(name, balance):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_stage_costs_equal_hand_computed_values():
+def test_costs_of_stages():
     found = partition(perceptron(), stages=3, balance="flops", batch_size=2, verbose=False)
     first, middle, last = found.stages
     assert (first.calls, middle.calls, last.calls) == (
@@ -173,12 +173,12 @@ def test_partition_prints_stages_devices_and_costs(balance, capsys):
         ({"stages": 2, "batch_size": 0}, "batch_size must be an integer of at least 1; got 0"),
     ],
 )
-def test_invalid_arguments_raise(given, message):
+def test_bad_input(given, message):
     with pytest.raises(ValueError, match=message):
         partition(perceptron(), **given)
 
 
-def test_model_without_a_graph_raises():
+def test_models_without_a_graph():
     with pytest.raises(ValueError, match="Write it with the functional API"):
         partition(Subclassed(), stages=2)
 

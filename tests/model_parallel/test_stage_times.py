@@ -26,7 +26,7 @@ def test_measuring_a_stage_leaves_weights_unchanged(name):
         np.testing.assert_array_equal(one, other)
 
 
-def test_measuring_leaves_statistics_and_seeds_unchanged():
+def test_moving_statistics_and_random_states_are_as_before():
     inputs = keras.Input((4,))
     outputs = keras.layers.Dropout(0.5)(keras.layers.BatchNormalization()(inputs))
     model = keras.Model(inputs, outputs)

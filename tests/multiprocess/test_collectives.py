@@ -51,13 +51,13 @@ def failed_with_mismatch(check, **settings):
     return outputs
 
 
-def test_different_collectives_raise_on_all_ranks():
+def test_ranks_that_call_different_collectives():
     outputs = failed_with_mismatch("different")
     assert outputs.count("MismatchError: ranks take part in different collectives") == 2, outputs
     assert "rank 0 waits in sum of rank 0; rank 1 waits in sum of rank 1" in outputs
 
 
-def test_different_known_collectives_raise_on_all_ranks():
+def test_ranks_that_call_different_collectives_which_both_know():
     outputs = failed_with_mismatch("different_later")
     assert outputs.count("MismatchError: ranks take part in different collectives") == 2, outputs
     assert "rank 0 waits in sum; rank 1 waits in other sum" in outputs
@@ -70,7 +70,7 @@ def test_different_data_sizes_raise(elements):
     assert f"expected {8 * elements} bytes from rank 1, which sent" in outputs, outputs
 
 
-def test_late_rank_is_named_and_job_continues():
+def test_a_rank_that_is_late_is_named_and_the_job_goes_on():
     with harness.started([PROGRAM], 3, {"TEST_CASES": "late,exact", "TFDIST_STALL_TIMEOUT": "1"}) as processes:
         for rank, end in enumerate(processes.wait()):
             assert end.code == 0, processes.outputs()

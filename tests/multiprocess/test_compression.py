@@ -65,17 +65,17 @@ def test_momentum_of_compression_replaces_optimizer_momentum(tmp_path):
     outputs_of("momentum", 2, tmp_path)
 
 
-def test_interrupted_training_restores_residuals(tmp_path):
+def test_interrupted_training_goes_on_with_its_residuals(tmp_path):
     outputs_of("goes on", 2, tmp_path)
 
 
-def test_residuals_are_saved_with_the_model(tmp_path):
+def test_residuals_go_with_a_saved_model(tmp_path):
     ended = outputs_of("saved", 2, tmp_path)
     assert "the residuals of compression saved beside" in ended[0].output
     assert "those of rank(s) [1] are missing" in ended[0].output
 
 
-def test_nonfinite_steps_are_skipped(tmp_path):
+def test_steps_that_are_not_finite_are_skipped(tmp_path):
     outputs_of("not finite", 3, tmp_path)
 
 

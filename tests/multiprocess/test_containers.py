@@ -84,7 +84,7 @@ CONTAINERS = {
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_sums_are_right_between_containers(name):
+def test_sums_are_right(name):
     prefixes, result, reason = CONTAINERS[name]
     found = outputs(prefixes)
     for output in found:
@@ -120,7 +120,7 @@ def mounted(folder, options):
 
 
 @pytest.mark.parametrize("size", ["64m", "1m"])
-def test_sums_use_the_shared_dev_shm_of_pod(size, tmp_path):
+def test_dev_shm_of_a_pod(size, tmp_path):
     """Both ranks share it, and it has room for MPI's defaults or only for less."""
     with mounted(str(tmp_path), f"size={size}") as folder:
         for output in outputs([shared_shm(folder)] * 2):
@@ -145,7 +145,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_unusable_dev_shm_raises_on_both_ranks(name):
+def test_dev_shm_that_cannot_be_used(name):
     prefix, reason = UNUSABLE[name]
     for output in outputs([NOTHING, prefix], codes=(1, 1)):
         assert "MPIUnavailableError: MPI needs shared memory in /dev/shm; rank 1 on" in output

@@ -19,7 +19,7 @@ def ranks():
     return found
 
 
-def test_weights_and_slots_are_on_scope_devices(ranks):
+def test_weights_and_slots_are_where_the_scopes_say(ranks):
     for found in ranks:
         assert found["homes"] == HOMES
         assert found["slots"] == ["CPU:1"] * 8 + ["CPU:2"] * 4
@@ -37,7 +37,7 @@ def test_weights_are_on_the_host_though_two_other_devices_compute(ranks):
         assert found["relocated error"] < 1e-5
 
 
-def test_parameter_servers_train_model_on_several_devices():
+def test_parameter_servers_for_a_model_on_several_devices():
     given = harness.tf_configs(("chief", 0), ("ps", 0))
     with harness.started([PROGRAM], 2, per_rank=given) as processes:
         ended = processes.wait()

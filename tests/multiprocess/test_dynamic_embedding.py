@@ -43,7 +43,7 @@ def await_snapshots(folder, updates):
             time.sleep(0.01)
 
 
-def test_restarted_server_restores_rows_from_snapshot(tmp_path):
+def test_a_server_comes_back_with_its_rows(tmp_path):
     given = harness.tf_configs(*test_servers_faults.TASKS)
     with harness.started([PROGRAM, str(tmp_path)], 4, per_rank=given) as processes:
         for rank in (0, 1):

@@ -13,7 +13,7 @@ PROGRAM = str(harness.PROGRAMS / "servers_elastic.py")
 EPOCH, EPOCHS = 22, 6
 
 
-def test_unlisted_workers_can_join_leave_and_die(tmp_path):
+def test_workers_join_in_the_first_epoch_and_leave_or_die_like_any_other(tmp_path):
     addresses = [f"127.0.0.1:{port}" for port in harness.free_ports(3)]
     cluster = {"worker": addresses[:2], "ps": addresses[2:]}
     tasks = [("worker", 0), ("worker", 1), ("ps", 0), ("worker", 5), ("worker", 7)]

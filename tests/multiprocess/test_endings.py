@@ -32,7 +32,7 @@ def test_caught_failure_is_reported_to_other_ranks():
     assert "failed: rank 1 failed in a collective: MemoryError: no more" in outputs[0]
 
 
-def test_rank_can_join_while_others_use_new_keys():
+def test_a_rank_joins_while_others_use_new_keys():
     for output in outputs_of("new_key_while_one_joins", [0, 0, 0]):
         assert "DONE" in output
 

@@ -79,7 +79,7 @@ def late_rank():
         processes.await_output(0, "ERROR CollectiveTimeoutError rank 0 waited 3 s")
 
 
-def test_different_models_raise_on_all_ranks():
+def test_ranks_that_build_different_models():
     with harness.started(TRAIN, 2, {"TEST_DO": "differ"}) as processes:
         ended = processes.wait()
         assert all(end.code == 1 for end in ended), processes.outputs()
@@ -90,7 +90,7 @@ def test_different_models_raise_on_all_ranks():
             assert "kernel" in end.output, processes.outputs()
 
 
-def test_different_settings_raise_on_all_ranks():
+def test_ranks_with_different_settings():
     per_rank = [{"TEST_ALGORITHM": "ring"}, {"TEST_ALGORITHM": "tree"}]
     with harness.started(TRAIN, 2, per_rank=per_rank) as processes:
         for end in processes.wait():
@@ -117,7 +117,7 @@ def test_interrupt_of_one_rank_ends_all():
         assert "ERROR PeerLostError rank 0" in ended[1].output, processes.outputs()
 
 
-def test_killed_rendezvous_server_ends_all_ranks():
+def test_killed_rendezvous_server():
     with harness.started(TRAIN, 2, {"TEST_DO": "say", "TEST_STEP": "20", "TEST_EPOCHS": "1000"}) as processes:
         processes.await_output(1, "READY")
         kill_server(processes.popens[0].pid)
@@ -142,7 +142,7 @@ def kill_server(chief):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_death_of_rank_during_start_ends_the_other(rank):
+def test_death_at_every_point_of_the_start(rank):
     """The victim ends itself as it reaches each point; the other must say so and end, and never hang.
 
     The jobs run at the same time, as they wait most of it.
@@ -210,16 +210,16 @@ def test_late_rank_causes_collective_timeout(awaited):
     awaited(late_rank)
 
 
-def test_death_of_server_during_start_ends_all_ranks(awaited):
+def test_death_of_the_server_during_the_start(awaited):
     """Both tasks wait in MPI's initialization while the server is killed."""
     awaited(server_dies_at_start)
 
 
-def test_hanging_mpi_initialization_times_out(awaited):
+def test_initialization_of_mpi_that_does_not_end(awaited):
     """Rank 1's MPI gets no answer, and rank 0's waits for it; both without an end of their own."""
     awaited(deaf_mpi)
 
 
-def test_missing_mpi_library_raises_with_remedy(awaited):
+def test_no_mpi_library(awaited):
     """If the chief has ended before the other one comes, that one finds nobody."""
     awaited(no_mpi)

@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-def test_forked_process_behaves_like_new_process(tmp_path, monkeypatch):
+def test_a_fork_is_as_a_new_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert forking.applies([PROGRAM], {"TEST_FORKED": "1"})
     per_rank = [{"TEST_END": "exit"}, {"TEST_END": "raise"}, {"TEST_END": "thread"}, {"TEST_END": "interrupt"}]

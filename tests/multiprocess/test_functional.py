@@ -30,7 +30,7 @@ IN_SWEEPS = [sweep(check) for check in CHECKS]
 
 
 @checks({2: IN_SWEEPS, 3: CHECKS, 4: IN_SWEEPS})
-def test_functional_interface_on_several_processes(size, check, passes):
+def test_functional_interface(size, check, passes):
     passes(size, check)
 
 

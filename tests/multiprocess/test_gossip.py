@@ -25,7 +25,7 @@ KERAS = ["features", "loops", "again", "restarted"]
         3: ["golden", sweep("recorded"), *TOPOLOGY],
     }
 )
-def test_gossip_trains_on_several_processes(size, check, passes):
+def test_gossip(size, check, passes):
     passes(size, check)
 
 

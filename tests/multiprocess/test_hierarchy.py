@@ -39,7 +39,7 @@ def test_synchronous_steps_on_both_levels_equal_one_process():
     harness.assert_nothing_left()
 
 
-def test_every_update_counts_once_if_host_server_restarts(tmp_path):
+def test_a_server_of_a_host_is_killed_and_comes_back_and_every_update_counts_once(tmp_path):
     given, died = configs(), 4
     program = [str(harness.PROGRAMS / "hierarchy_faults.py"), str(tmp_path)]
     with harness.started(program, 6, per_rank=given) as processes:

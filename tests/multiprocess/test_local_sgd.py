@@ -25,7 +25,7 @@ def test_local_sgd_trains_on_several_processes(size, check, passes):
     passes(size, check)
 
 
-def test_different_intervals_on_ranks_raise(tmp_path):
+def test_different_rounds_are_refused(tmp_path):
     with harness.started([PROGRAM, str(tmp_path)], 2, {"TEST_CASES": "mismatched"}) as processes:
         for end in processes.wait():
             assert end.code, end.output

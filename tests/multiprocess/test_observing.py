@@ -40,7 +40,7 @@ def check(events, size):
         assert slices(events, "step 1", rank)
 
 
-def test_callbacks_write_reports_and_timeline(tmp_path):
+def test_reports_and_timeline_callbacks(tmp_path):
     """Where TensorBoard is not installed: only who reads the files needs it."""
     without = "import runpy, sys; sys.modules['tensorboard'] = None; runpy.run_path(sys.argv[1])"
     ended = harness.run(["-c", without, PROGRAM], 2, settings={"TEST_FOLDER": str(tmp_path)})
@@ -57,7 +57,7 @@ def test_callbacks_write_reports_and_timeline(tmp_path):
     check(json.loads((tmp_path / "timeline.json").read_text())["traceEvents"], 2)
 
 
-def test_run_writes_one_timeline_of_all_ranks(tmp_path):
+def test_timeline_of_a_script(tmp_path):
     out = tmp_path / "out.json"
     ended = tfdist("run", "-n", "3", "--timeline", str(out), PROGRAM, TEST_FOLDER=str(tmp_path))
     assert ended.returncode == 0, ended.stderr
@@ -68,7 +68,7 @@ def test_run_writes_one_timeline_of_all_ranks(tmp_path):
 
 
 @pytest.mark.sweep
-def test_timeline_is_written_without_killed_rank(tmp_path):
+def test_timeline_of_a_job_that_fails(tmp_path):
     out = tmp_path / "out.json"
     ended = tfdist("run", "-n", "2", "--timeline", str(out), str(harness.PROGRAMS / "train.py"), TEST_DO="kill")
     assert ended.returncode == 128 + 9

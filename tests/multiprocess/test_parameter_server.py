@@ -82,7 +82,7 @@ def test_synchronous_steps_equal_one_process(name, cases):
         assert found["is_there"], "variables are on another device than that of the worker"
 
 
-def test_worker_continues_after_death_of_another_worker():
+def test_a_worker_is_killed_and_the_other_does_not_wait_for_it():
     ports = iter(harness.free_ports(3))
     tasks = [("worker", 0), ("worker", 1), ("ps", 0)]
     cluster = {}

@@ -37,7 +37,7 @@ def await_epochs(processes, rank, count=3):
         time.sleep(0.02)
 
 
-def test_processes_can_stop_die_and_rejoin(tmp_path):
+def test_processes_stop_die_and_come_again(tmp_path):
     """Any of them, the chief too; those that are left go on, and in the end all have the same weights."""
     configs = harness.tf_configs(("worker", 0), ("worker", 1), ("worker", 2))
     with contextlib.ExitStack() as stack:

@@ -15,7 +15,7 @@ from tests.multiprocess import harness
 @pytest.mark.multiprocess
 @pytest.mark.sweep
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install 'ray[train]')")
-def test_two_ray_train_workers_equal_one_worker(tmp_path):
+def test_workers_of_ray_train(tmp_path):
     settings = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "RAY_TRAIN_V2_ENABLED": "1"}
     command = [sys.executable, str(harness.PROGRAMS / "ray_train.py"), str(tmp_path)]
     ended = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300, check=False)

@@ -31,7 +31,7 @@ def await_snapshot(folder, server, version):
 
 
 @pytest.mark.parametrize("kind", ["dense", sweep("embedding")])
-def test_server_restores_snapshot_and_stopped_worker_continues(tmp_path, kind):
+def test_a_server_comes_back_from_its_snapshot_and_a_stopped_worker_goes_on(tmp_path, kind):
     given = harness.tf_configs(*TASKS)
     with harness.started([PROGRAM, str(tmp_path), kind], 4, per_rank=given) as processes:
         for rank in (0, 1):
@@ -105,7 +105,7 @@ def test_copy_replaces_a_stopped_server(tmp_path):
     harness.assert_nothing_left()
 
 
-def test_restarted_chief_continues_from_backup(tmp_path):
+def test_the_chief_dies_and_comes_back(tmp_path):
     given = harness.tf_configs(*TASKS)
     with harness.started([PROGRAM, str(tmp_path), "dense"], 4, per_rank=given) as processes:
         processes.await_output(0, "EPOCH 3")
@@ -125,7 +125,7 @@ def test_restarted_chief_continues_from_backup(tmp_path):
     harness.assert_nothing_left()
 
 
-def test_killed_servers_raise_on_workers(tmp_path):
+def test_servers_that_are_gone_are_an_error(tmp_path):
     given = harness.tf_configs(*TASKS)
     with harness.started(
         [PROGRAM, str(tmp_path), "dense"], 4, {"TFDIST_HEARTBEAT_TIMEOUT": "3"}, per_rank=given

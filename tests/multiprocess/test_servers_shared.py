@@ -15,7 +15,7 @@ PROGRAM = str(harness.PROGRAMS / "servers_shared.py")
 BATCHES, EPOCHS = 44, 3
 
 
-def test_every_sample_counts_once_if_worker_is_killed(tmp_path):
+def test_a_worker_is_killed_and_every_sample_of_each_epoch_counts_once(tmp_path):
     """The killed worker also holds a batch that it has prepared; the other worker gets that batch, too."""
     given = harness.tf_configs(("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1))
     with harness.started([PROGRAM, str(tmp_path), "worker"], 4, per_rank=given) as processes:
@@ -39,7 +39,7 @@ def books(folder):
         return json.loads(file["metadata"].tobytes())["deals"]
 
 
-def test_every_sample_counts_once_if_dealing_server_restarts(tmp_path):
+def test_the_dealer_comes_back_and_every_sample_of_each_epoch_counts_once(tmp_path):
     """Both workers have trained on three batches and hold others; what a snapshot lacks is dealt again."""
     given = harness.tf_configs(("worker", 0), ("worker", 1), ("ps", 0))
     with harness.started([PROGRAM, str(tmp_path), "server"], 3, per_rank=given) as processes:
@@ -61,7 +61,7 @@ def test_every_sample_counts_once_if_dealing_server_restarts(tmp_path):
     harness.assert_nothing_left()
 
 
-def test_every_sample_counts_once_if_chief_restarts(tmp_path):
+def test_the_chief_comes_back_and_goes_on_with_its_stream(tmp_path):
     """The other worker has what the chief had read and not trained on, and waits for the rest."""
     given = harness.tf_configs(("chief", 0), ("worker", 0), ("ps", 0))
     command = [PROGRAM, str(tmp_path), "chief"]

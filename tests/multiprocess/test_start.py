@@ -53,11 +53,11 @@ def sums(ended, size):
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_tf_config_starts_a_job(size):
+def test_tf_config(size):
     sums(harness.run(JOIN, size), size)
 
 
-def test_single_process_starts_alone():
+def test_one_process_alone():
     (end,) = harness.run(JOIN, 1)
     assert "SUM 0 1 0 1.0" in end.output
 
@@ -81,7 +81,7 @@ def test_evaluator_is_not_a_rank_of_the_job():
 
 
 @pytest.mark.skipif(not harness.MPIEXEC.exists(), reason="needs MPICH's mpiexec")
-def test_mpiexec_starts_a_job(tmp_path):
+def test_mpiexec(tmp_path):
     ended = subprocess.run(
         [str(harness.MPIEXEC), "-n", "3", sys.executable, *JOIN],
         env=harness.environment(TEST_FOLDER=str(tmp_path)),
@@ -108,7 +108,7 @@ def srun():
     return joining(ranks, step, clustered=False)
 
 
-def test_srun_starts_a_job_without_process_manager(awaited):
+def test_srun_without_a_process_manager(awaited):
     """What srun sets, and nothing else: tfdist makes the cluster of it by itself."""
     ended, text = awaited("srun")
     assert [end.code for end in ended] == [0, 0], text
@@ -174,7 +174,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_invalid_tf_config_raises(name):
+def test_bad_tf_config(name):
     config, message = BAD[name]
     with harness.started(JOIN, 1, {"TF_CONFIG": config}) as processes:
         (end,) = processes.wait()
@@ -183,7 +183,7 @@ def test_invalid_tf_config_raises(name):
         assert message in end.output
 
 
-def test_port_in_use_raises():
+def test_port_in_use():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         cluster = {"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]}
@@ -201,7 +201,7 @@ def absent_tasks():
     return ports, *joining(configs, {"TFDIST_START_TIMEOUT": "5"})
 
 
-def test_missing_tasks_are_listed(awaited):
+def test_tasks_that_never_come_are_listed(awaited):
     ports, ended, text = awaited("absent_tasks")
     for end in ended:
         assert end.code == 1, text
@@ -215,7 +215,7 @@ def absent_chief():
     return joining([{"TF_CONFIG": harness.tf_config(1, ports)}], {"TFDIST_START_TIMEOUT": "2"})
 
 
-def test_missing_chief_raises(awaited):
+def test_chief_that_never_comes(awaited):
     (end,), _ = awaited("absent_chief")
     assert end.code == 1
     assert "Missing: the chief" in end.output
@@ -230,7 +230,7 @@ def twins():
     return joining([first, twin, twin], {"TFDIST_START_TIMEOUT": "6"})
 
 
-def test_duplicate_task_index_raises(awaited):
+def test_two_tasks_that_claim_one_index(awaited):
     ended, text = awaited("twins")
     assert "two tasks claim one index: worker 1" in "".join(end.output for end in ended[1:]), text
     assert "2 of 3 tasks came" in ended[0].output, text
@@ -261,7 +261,7 @@ def test_missing_secret_is_warned_of():
     assert "no job secret" not in ended[1].output
 
 
-def test_secret_is_read_from_file(tmp_path):
+def test_secret_from_a_file(tmp_path):
     (tmp_path / "secret").write_text("from a file\n")
     (tmp_path / "secret").chmod(0o600)
     ended = harness.run(JOIN, 2, settings={"TFDIST_SECRET_FILE": str(tmp_path / "secret")})
@@ -280,7 +280,7 @@ def two_specs():
     return joining(configs, {"TFDIST_START_TIMEOUT": "5"})
 
 
-def test_different_cluster_spec_is_refused(awaited):
+def test_another_cluster_spec(awaited):
     ended, text = awaited("two_specs")
     assert [end.code for end in ended] == [1, 1], text
     assert "another cluster spec" in ended[1].output, text
@@ -302,7 +302,7 @@ def two_versions():
         return [*other.wait(), *chief.wait()], other.outputs() + chief.outputs()
 
 
-def test_different_version_is_refused(awaited):
+def test_another_version(awaited):
     (other, chief), text = awaited("two_versions")
     assert other.code == 1, text
     assert "another tfdist version: the chief runs" in other.output, text

@@ -83,7 +83,7 @@ def trace(ratio):
     ],
     ids=["diagonal", "clipped", "trace", "isotropic"],
 )
-def test_updates_equal_reference_formulas(given, of_inner, expected, function):
+def test_steps_are_those_of_the_formulas(given, of_inner, expected, function):
     inner = SGD(0.125, momentum=0.5, gradient_accumulation_steps=PARTS, **of_inner)
     for one, other in zip(
         applied(GradientNoise(inner, **given), function=function), reference(**expected), strict=True
@@ -107,7 +107,7 @@ def test_without_noise_it_is_the_inner_optimizer(make):
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "trace"])
-def test_noise_has_variance_of_smaller_batch(structure):
+def test_variances_are_those_of_a_smaller_batch(structure):
     """Many weights share each variance; both structures have the same trace, that of the variances."""
     deviations = np.repeat([0.1, 2.0, 0.0], 20_000)
     parts = [[1.0 + sign * deviations.reshape(3, -1), np.zeros(2)] for sign in (1, -1)]

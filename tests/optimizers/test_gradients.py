@@ -83,7 +83,7 @@ def test_differentiable_averager_reduces_sparse_gradients_alone(ranks):
 
 
 @pytest.mark.parametrize("as_dense", [True, False])
-def test_sparse_gradients_become_dense_only_if_requested(ranks, as_dense):
+def test_sparse_gradients_stay_so_unless_asked(ranks, as_dense):
     def work(group):
         slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([group.rank]), tf.constant([3, 2]))
         (found,) = GradientAverager(group, sparse_as_dense=as_dense).reduced([slices], [tf.Variable(tf.zeros([3, 2]))])

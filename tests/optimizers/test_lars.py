@@ -50,7 +50,7 @@ def updated(optimizer, dtype="float64"):
         ({"exclude": ["other"]}, {}),
     ],
 )
-def test_updates_equal_formulas_of_the_paper(given, expected):
+def test_steps_are_those_of_the_paper(given, expected):
     for one, other in zip(updated(LARS(0.5, **given)), reference(0.5, **expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
@@ -105,6 +105,6 @@ def test_linear_regression_converges():
         ({"trust_coefficient": 0.0}, "a positive trust_coefficient"),
     ],
 )
-def test_arguments_out_of_range_raise(arguments, message):
+def test_arguments_out_of_range(arguments, message):
     with pytest.raises(ValueError, match=message):
         LARS(**arguments)

@@ -43,7 +43,7 @@ def test_a_model_of_many_gigabytes_takes_no_memory():
     model.summary(print_fn=lambda text: None)
 
 
-def test_allocated_values_equal_those_of_plain_model():
+def test_values_are_those_that_the_whole_model_would_have():
     keras.utils.set_random_seed(0)
     expected = network().get_weights()
     keras.utils.set_random_seed(0)

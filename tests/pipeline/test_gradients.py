@@ -11,7 +11,7 @@ def rows(values, indices):
     return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([4, 2]))
 
 
-def test_dense_and_sparse_gradients_are_summed():
+def test_dense_and_sparse_parts():
     dense, sparse, mixed, none = (keras.Variable(np.zeros([4, 2], "float32")) for _ in range(4))
     gradients = GradientSums()
     gradients.add(dense, tf.ones([4, 2]))

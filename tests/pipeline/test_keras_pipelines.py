@@ -60,7 +60,7 @@ def test_weights_can_be_read_and_set():
     assert model.predict_on_batch(np.ones([3, 6])).shape == (3, 2)
 
 
-def test_unbuilt_sequential_model_is_divided_at_first_batch():
+def test_a_sequential_model_is_divided_when_its_first_batch_comes():
     keras.utils.set_random_seed(0)
     strategy = tfdist.PipelineStrategy(stages=2, micro_batches=2)
     with strategy.scope():

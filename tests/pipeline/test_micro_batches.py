@@ -47,7 +47,7 @@ def test_masks_are_joined():
     np.testing.assert_array_equal(mask, [[True] * 4] * 2 + [[False] * 4] * 3)
 
 
-def test_sparse_and_ragged_batches_are_sliced():
+def test_sparse_and_ragged_batches():
     dense = np.arange(12.0).reshape(4, 3) % 5
     sparse, ragged = tf.sparse.from_dense(dense), tf.RaggedTensor.from_tensor(dense, padding=0.0)
     parts = MicroBatches((sparse, ragged), 2)

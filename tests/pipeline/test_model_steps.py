@@ -111,7 +111,7 @@ def test_fit_evaluate_and_predict_equal_plain_keras(name):
     assert_equal(trained(make, compiled, schedule), trained(make, compiled))
 
 
-def test_sample_and_class_weights_equal_plain_keras():
+def test_weights_of_samples_and_classes():
     labels = np.random.default_rng(0).integers(0, 3, ROWS)
     weights = np.random.default_rng(1).uniform(size=ROWS)
     found = []

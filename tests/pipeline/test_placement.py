@@ -51,7 +51,7 @@ def test_optimizer_slots_are_on_workers_of_their_weights(name):
     assert not is_described(model.optimizer.iterations)
 
 
-def test_shared_layer_is_held_by_all_calling_workers():
+def test_layers_that_several_stages_call_are_on_all_of_them():
     model = described(models.shared)
     calls = ModelCalls(model)
     stages = Stages(calls, range(1, len(calls.calls) + 1))

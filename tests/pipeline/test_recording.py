@@ -36,7 +36,7 @@ def actions(timeline):
 
 
 @pytest.mark.parametrize(("schedule", "eagerly"), [*((name, False) for name in SCHEDULES), ("1f1b", True)])
-def test_recorded_order_equals_schedule_table(schedule, eagerly):
+def test_the_order_is_that_of_the_table(schedule, eagerly):
     strategy, _ = trained(schedule, eagerly, record=True)
     for step in (-2, -1):
         found = strategy.recorded(step)
@@ -70,13 +70,13 @@ def test_only_training_steps_are_recorded():
         strategy.recorded(-3)
 
 
-def test_recorded_raises_without_record_argument():
+def test_nothing_is_recorded_unless_it_is_asked_for():
     strategy, _ = trained("gpipe")
     with pytest.raises(ValueError, match="record=True"):
         strategy.recorded()
 
 
-def test_timelines_of_processes_are_merged(ranks):
+def test_a_timeline_of_several_processes(ranks):
     def work(group):
         made = Recording(group)
         for number in range(recording.KEPT + 1):

@@ -45,7 +45,7 @@ def variables_of(group):
     return made, RemoteVariables(Mesh(group, 1), places, made, "m")
 
 
-def test_leader_reads_and_assigns_remote_variables(ranks):
+def test_the_leader_reads_and_assigns_all(ranks):
     def work(group):
         variables, remote = variables_of(group)
         if group.rank:

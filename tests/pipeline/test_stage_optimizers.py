@@ -26,7 +26,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_updates_of_one_stage_equal_whole_model(name):
+def test_updates_are_those_of_the_whole_model(name):
     gradients = np.random.default_rng(0).normal(size=(5, 2, 3)).astype("float32")
     found = []
     for parts in (False, True):
@@ -47,7 +47,7 @@ def test_updates_of_one_stage_equal_whole_model(name):
     np.testing.assert_array_equal(*found)
 
 
-def test_shared_weight_counts_once_in_global_norm(ranks, monkeypatch):
+def test_a_weight_that_two_stages_hold_counts_once_in_a_norm(ranks, monkeypatch):
     """Two processes with one gradient each and one that both have."""
     own = threading.local()
     monkeypatch.setattr(stage_optimizers.current_strategy, "current", lambda ability: own.stages)

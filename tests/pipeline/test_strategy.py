@@ -139,7 +139,7 @@ def test_weights_after_twenty_steps_equal_plain_keras(stages, schedule):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
 
 
-def test_variables_are_on_devices_of_their_stages():
+def test_stages_on_several_devices():
     keras.utils.set_random_seed(0)
     strategy = tfdist.PipelineStrategy(
         stages=3, micro_batches=2, devices=["CPU:0", "CPU:1", "CPU:2"], cuts=["d1", "d3"]
@@ -186,6 +186,6 @@ def test_custom_table_trains_and_deadlock_raises():
         ({"devices": ["CPU:9"]}, r"expected a device of this process; got 'CPU:9'"),
     ],
 )
-def test_invalid_arguments_raise(arguments, message):
+def test_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         tfdist.PipelineStrategy(**{"stages": 2, "micro_batches": 2, **arguments})

@@ -76,7 +76,7 @@ def test_weighed_options_hold_variables_and_weight():
 
 
 @pytest.mark.parametrize("asked", [None, True, False])
-def test_autotune_is_off_unless_the_user_enables_autotune(asked):
+def test_a_dataset_is_not_tuned_unless_the_user_says_so(asked):
     dataset = tf.data.Dataset.range(4)
     if asked is not None:
         options = tf.data.Options()

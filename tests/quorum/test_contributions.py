@@ -70,7 +70,7 @@ def test_take_back_restores_residual_of_late_contribution():
     np.testing.assert_array_equal(contributions._states[0].arrays["residual"], before)
 
 
-def test_compression_sends_fewer_bytes(job):
+def test_fewer_bytes_are_sent(job):
     made = job(2)
     met = meeting(made, [1, 1])
 

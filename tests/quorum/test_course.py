@@ -353,7 +353,7 @@ def test_assigned_values_become_the_new_centre(job):
         ({"start": [np.zeros(3)]}, RendezvousError, "Give every task the same arguments and the same model"),
     ],
 )
-def test_different_settings_or_models_raise(job, arguments, error, match):
+def test_other_settings_or_models_are_refused(job, arguments, error, match):
     made = job(2)
     first = course(made.members[0])
     with pytest.raises(error, match=match):

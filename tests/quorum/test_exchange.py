@@ -104,7 +104,7 @@ def test_silent_partner_is_reported_as_lacking(job, monkeypatch, sends_own):
     assert set(reported) == {Lack("a", 1, (2,))}
 
 
-def test_vectors_of_different_length_raise(job):
+def test_vectors_of_another_length_are_an_error(job):
     made = job(2)
     met = meeting(made, [1, 1])
 

@@ -112,7 +112,7 @@ def test_invalid_messages_are_ignored(links):
         assert len(pieces(one, "a", 1, 1)) == 1
 
 
-def test_unneeded_connections_are_closed_and_reopened_on_demand(links):
+def test_connections_that_are_not_needed_are_closed(links):
     one, other, third = links(0), links(1), links(2)
     for target in (one, third):
         other.send(target.address, Piece("a", 1, 1, "own 0", 0), np.zeros(1))

@@ -81,7 +81,7 @@ def test_missing_quorum_raises_after_timeout():
             one.ready("a", 1, 1, ends=False, checksum=0)
 
 
-def test_different_settings_raise():
+def test_other_settings_are_an_error():
     with together(2) as (one, other):
         one.enlist("a", -1, "alike", True)
         with pytest.raises(MismatchError, match=r"task 1 has .* others; the others have .* alike"):

@@ -23,7 +23,7 @@ def noting(noted, name):
     return Hooks
 
 
-def test_hook_contexts_nest_in_order_of_features(provided, model):
+def test_contexts_are_within_each_other_in_the_order_of_features(provided, model):
     noted = []
     provided(noting(noted, "inner"))
     provided(noting(noted, "outer"), OUTER)

@@ -6,7 +6,7 @@ import pytest
 from tfdist.seams.once import Once
 
 
-def test_second_thread_waits_and_does_not_run_again():
+def test_a_thread_that_comes_meanwhile_waits_and_does_nothing():
     begun, others_come, ran = threading.Event(), threading.Event(), []
 
     @Once

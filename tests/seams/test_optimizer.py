@@ -74,7 +74,7 @@ def test_update_begins_before_accumulation_and_ends_after_use(provided):
     assert optimizer.update_of(made) is None
 
 
-def test_inner_optimizer_is_not_the_outermost(provided):
+def test_an_optimizer_within_others_is_not_the_outermost(provided):
     seen = []
 
     class Hooks(optimizer.OptimizerHooks):

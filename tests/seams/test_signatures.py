@@ -20,7 +20,7 @@ def test_missing_function_raises_and_names_supported_version(owner):
 
 
 @pytest.mark.parametrize("parameters", ["x", "self, x, y", "self, *x"])
-def test_unexpected_parameters_in_keras_raise(owner, monkeypatch, parameters):
+def test_other_parameters_are_an_error(owner, monkeypatch, parameters):
     monkeypatch.setitem(signatures._PARAMETERS, "Owner.told", [parameters, "self, what, more"])
     owner.told.__module__ = "keras.src.somewhere"
     with pytest.raises(ImportError, match=r"Owner.told takes \(self, what\); tfdist expects \(.*\) or \(self, wh"):
