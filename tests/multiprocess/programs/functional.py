@@ -274,7 +274,7 @@ def wrong():
             lambda: tfdist.all_reduce(tf.ones(1), "avg"),
             "op must be one of sum, mean, min, max, product, adasum; got 'avg'",
         ),
-        (lambda: tfdist.Group([0, 0]), "different ranks"),
+        (lambda: tfdist.Group([0, 0]), "each once; got [0, 0]"),
         (lambda: tfdist.Group([0, size]), f"from 0 to {size - 1}"),
         (lambda: tfdist.broadcast(tf.ones(1), size), "the rank must be one of the ranks"),
         (lambda: tfdist.all_to_all(tf.ones(size + 1)), "divisible by"),
