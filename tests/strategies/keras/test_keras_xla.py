@@ -189,7 +189,7 @@ def test_weighted_means_are_of_all_ranks(ranks, compiled, caplog):
                 model = keras.Sequential([keras.Input((6,)), layers.Dense(3, "softmax", kernel_initializer="ones")])
                 loss = keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
                 model.compile("sgd", loss, jit_compile=jit_compile)
-            model.fit(X, Y, batch_size=4, sample_weight=np.arange(11.0), verbose=0)
+            model.fit(X, Y, batch_size=4, shuffle=False, sample_weight=np.arange(11.0), verbose=0)
             ended.append(model.get_weights()[0])
         np.testing.assert_allclose(ended[1], ended[0], rtol=0, atol=1e-6)
 
