@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import platform
+import statistics
 
 import keras
 import numpy as np
@@ -113,11 +114,12 @@ def test_steps_keep_no_memory():
         update = tf.function(lambda: one.update(given, made))
 
         found = []
-        for steps in (200, 400, 400):
+        for steps in (200, 400, 400, 400, 400, 400):
             for _ in range(steps):
                 update()
             found.append(resident())
-        assert min(after - before for before, after in itertools.pairwise(found)) < 100_000
+        # A copy of the largest variable, 360 kB, may live or not at a reading; what is kept grows between all of them.
+        assert statistics.median(after - before for before, after in itertools.pairwise(found)) < 100_000
 
 
 def resident():
