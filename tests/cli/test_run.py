@@ -91,8 +91,9 @@ def test_victims_are_not_blamed(script, tmp_path):
 def test_signals_are_passed_on(script, tmp_path, number):
     path = script(
         RANK + "import pathlib\n"
-        f"signal.signal({int(number)}, lambda *_: sys.exit(0))\n"
-        f"pathlib.Path({str(tmp_path)!r}, str(rank)).write_text('up')\nsignal.pause()"
+        f"signal.pthread_sigmask(signal.SIG_BLOCK, [{int(number)}])\n"  # so that none arrives before `sigwait`
+        f"pathlib.Path({str(tmp_path)!r}, str(rank)).write_text('up')\n"
+        f"signal.sigwait([{int(number)}])"
     )
     launcher = subprocess.Popen([sys.executable, "-m", "tfdist.cli", "run", "-n", "2", path], env=harness.environment())
     try:
