@@ -18,7 +18,7 @@ from tfdist.parameter_server.options.synchronization import (
     Synchronous,
 )
 from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
-from tfdist.parameter_server.protocol.messages import Attach, Create, Pull, Push, Put, Refused, Values
+from tfdist.parameter_server.protocol.messages import Attach, Create, Pull, Push, Put, Refused, Values, WorkerValues
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.shard.ledger import Ledger
 from tfdist.parameter_server.shard.parts import parts_of
@@ -102,7 +102,7 @@ class Worker:
         self.replica.keep(sparse)
         version = self.job.shard.ledger.version
         fields = self.number, 1, self.sequence, self.sequence, version, 1.0, kinds, True
-        options = {"edition": self.replica.edition, "rows": self.replica.kept}
+        options = {"has": WorkerValues(self.replica.edition, self.replica.kept)}
         self.sequence += 1
         self.under_way.append((Push, fields, gradients.arrays(), options, []))
         if generator.random() < 0.8:  # else it is lost, or late

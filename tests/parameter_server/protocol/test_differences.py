@@ -12,7 +12,7 @@ from tfdist import compression as c
 from tfdist.compression.policy import as_policy
 from tfdist.parameter_server.protocol.differences import ParameterDecoder, ParameterEncoder
 from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
-from tfdist.parameter_server.protocol.messages import Push
+from tfdist.parameter_server.protocol.messages import Push, WorkerValues
 from tfdist.parameter_server.protocol.packing import VariableSpec
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.worker.client import Connection
@@ -44,7 +44,7 @@ class Pair:
     def push(self, sequence=None, rows=()):
         if sequence is None:
             sequence, self.sequence = self.sequence, self.sequence + 1
-        message = Push(1, 0, 1, sequence, sequence, 0, 1.0, rows=rows, generation=self.worker.generation)
+        message = Push(1, 0, 1, sequence, sequence, 0, 1.0, has=WorkerValues(None, rows, self.worker.generation))
         values = PushedGradients(("dense",) * 3, self.shapes.layout().vectors(self.values))
         return self.server.answered(message, values)
 

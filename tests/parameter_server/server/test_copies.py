@@ -274,7 +274,7 @@ def test_rounds_decided_by_another_server_survive_a_copy():
     (key,) = pair.leader.models()
     of = Decision(1, 1.0, (0, 0), (0, 1))
     for worker in (0, 1):
-        push = 0, 0, 0, 1.0, (), True, None, None, of
+        push = 0, 0, 0, 1.0, (), True, None, of
         pair.say(worker, Push, *push, arrays=[np.ones(14, np.float32)])
     assert list(pair.leader[key].ledger.done) == [(0, 0)]
     pair.begin()

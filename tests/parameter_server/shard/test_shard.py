@@ -459,10 +459,10 @@ class Dealing(Talk):
 def test_a_push_commits_its_batch_once():
     talk = Dealing()
     ticket = talk.take()
-    found = talk.push(pulls=True, ticket=ticket)
+    found = talk.push(pulls=True, dealt=ticket)
     assert (found.is_refused, found.decision) == (False, Decision(1, 1.0))
     assert talk.deals.is_committed(0, ticket)
-    again = talk.push(pulls=True, ticket=ticket, again=True)
+    again = talk.push(pulls=True, dealt=ticket, again=True)
     assert (again.is_refused, again.decision, talk.bias) == (False, Decision(1, 1.0), -1)
 
 
@@ -472,7 +472,7 @@ def test_push_of_another_workers_batch_is_not_applied(pulls):
     ticket = talk.take()
     talk.deals.lost(0)
     for again in (False, True):
-        found = talk.push(pulls=pulls, ticket=ticket, again=again)
+        found = talk.push(pulls=pulls, dealt=ticket, again=again)
         assert (found.is_refused, found.version, talk.bias) == (True, 0, 0)
     assert talk.push(clock=1).version == 1, "the worker goes on"
 
@@ -493,9 +493,9 @@ def test_decision_lists_the_workers_of_a_round():
     talk = Dealing(Synchronous(), workers=3, batches=2)
     tickets = [talk.take(0), talk.take(1)]
     assert talk.take(2).is_over is False
-    talk.push(0, ticket=tickets[0], pulls=True)
+    talk.push(0, dealt=tickets[0], pulls=True)
     first = talk.number
-    found = talk.push(1, ticket=tickets[1], pulls=True)
+    found = talk.push(1, dealt=tickets[1], pulls=True)
     assert found.decision == Decision(1, 1.0, (0, 0), (0, 1))
     assert talk.answers[first][-1][0].decision == found.decision
 
@@ -503,6 +503,6 @@ def test_decision_lists_the_workers_of_a_round():
 def test_another_servers_decision_is_followed():
     talk = Talk(Synchronous(), workers=3)
     decision = Decision(1, 0.5, (0, 0), (0, 1))
-    assert isinstance(talk.push(0, pulls=True, decision=decision), Waiting)
-    assert talk.push(1, pulls=True, decision=decision).version == 1
+    assert isinstance(talk.push(0, pulls=True, dealt=decision), Waiting)
+    assert talk.push(1, pulls=True, dealt=decision).version == 1
     assert talk.bias == -0.5

@@ -12,7 +12,7 @@ from tfdist.parameter_server.shard.tickets import Tickets
 
 
 def push(ticket, sequence=0, worker=0, read=0, decision=None):
-    return Push(1, worker, 1, sequence, sequence, read, 1.0, ticket=ticket, decision=decision)
+    return Push(1, worker, 1, sequence, sequence, read, 1.0, dealt=ticket if decision is None else decision)
 
 
 class Talk:

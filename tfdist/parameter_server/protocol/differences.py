@@ -103,7 +103,7 @@ class ParameterEncoder(_DifferenceMethods):
 
         Args:
             message: the push.
-            values: whole parameters, or only rows of those in ``message.rows``.
+            values: whole parameters, or only rows of those in ``message.has.rows``.
 
         Raises:
             ValueError: a method cannot encode differences.
@@ -112,8 +112,8 @@ class ParameterEncoder(_DifferenceMethods):
         if record is not None and message.sequence <= record.newest:
             kept = record.answers.get(message.sequence)  # if it is not kept, the worker no longer waits for it
             return kept or EncodedAnswer(values.kinds, values.arrays())
-        if record is None or record.generation != message.generation:
-            record = self._records[message.worker] = _WorkerCopy(message.generation)
+        if record is None or record.generation != message.has.generation:
+            record = self._records[message.worker] = _WorkerCopy(message.has.generation)
             found = self._whole(record, message, values)
         else:
             record.count += 1
@@ -157,7 +157,7 @@ class ParameterEncoder(_DifferenceMethods):
     def _dense(self, message: Push, values: PushedGradients) -> dict[int, np.ndarray]:
         """Returns, by variable, the values of those that may be compressed and of which the worker takes no rows."""
         arrays = self.shapes.layout(values.kinds).arrays(values.vectors)
-        return {place: one for place, one in arrays.items() if self.is_chosen(place) and place not in message.rows}
+        return {place: one for place, one in arrays.items() if self.is_chosen(place) and place not in message.has.rows}
 
 
 class ParameterDecoder(_DifferenceMethods):

@@ -118,6 +118,20 @@ class Decision(msgspec.Struct, frozen=True):
     peers: tuple[int, ...] = ()
 
 
+class WorkerValues(msgspec.Struct, frozen=True):
+    """What a worker has of the parameters, so that a server sends only what is newer.
+
+    Attributes:
+        edition: edition of the values; None asks for whole variables.
+        rows: variables of which the worker takes newer rows in place of the whole.
+        generation: generation of the worker's copy, where differences are sent; a new one asks for whole values.
+    """
+
+    edition: Edition | None = None
+    rows: tuple[int, ...] = ()
+    generation: int = 0
+
+
 class Push(Message, frozen=True):
     """Gradients of one step, followed by their arrays (`Gradients.arrays`).
 
@@ -131,11 +145,9 @@ class Push(Message, frozen=True):
         kinds: kind of each variable's gradient; empty if all are dense.
         pulls: whether the answer is `Values`, when the worker may have them, instead of `Done`.
         learning_rate: the chief's learning rate; None from other workers, and where a schedule sets it.
-        ticket: ticket of the batch, for the server with the dealer; None for other servers, and if no dealer is used.
-        decision: decision of the server with the dealer, for the other servers.
-        edition: edition of the values that the worker has; None asks for whole variables.
-        rows: variables of which the worker takes newer rows in place of the whole.
-        generation: generation of the worker's copy, where differences are sent; a new one asks for whole values.
+        dealt: for the server with the dealer, the ticket of the batch; for the other servers, that server's decision;
+            None if no dealer is used.
+        has: what the worker has of the parameters.
         parts: from the server of a host, the worker, incarnation and sequence of each push that is part of this one.
     """
 
@@ -149,12 +161,14 @@ class Push(Message, frozen=True):
     kinds: tuple[Kind, ...] = ()
     pulls: bool = False
     learning_rate: float | None = None
-    ticket: int | None = None
-    decision: Decision | None = None
-    edition: Edition | None = None
-    rows: tuple[int, ...] = ()
-    generation: int = 0
+    dealt: int | Decision | None = None
+    has: WorkerValues = WorkerValues()
     parts: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def ticket(self) -> int | None:
+        """Ticket of the batch, for the server with the dealer; None for other servers, and if no dealer is used."""
+        return self.dealt if isinstance(self.dealt, int) else None
 
 
 class OpenMemory(Message, frozen=True):

@@ -494,7 +494,7 @@ class Shard:
         """Returns the answer to a push: the values that are newer than the worker's."""
         assert self.store is not None
         self._settle()
-        newer = self.store.since(message.edition, message.rows)
+        newer = self.store.since(message.has.edition, message.has.rows)
         kinds, arrays, copy = newer.kinds if newer.sparse else (), newer.arrays(), None
         for part in self.parts:
             if (encoded := part.encoded(message, newer)) is not None:

@@ -43,8 +43,8 @@ class Tickets:
         if self.deals is not None and message.ticket is not None:
             if self.deals.is_committed(message.worker, message.ticket):
                 return None  # counted before this server was started again
-        elif message.decision is not None:
-            return self.ledger.follow(message.worker, message.sequence, message.read, message.samples, message.decision)
+        elif isinstance(message.dealt, Decision):
+            return self.ledger.follow(message.worker, message.sequence, message.read, message.samples, message.dealt)
         return self.ledger.push(message.worker, message.sequence, message.clock, message.read, message.samples)
 
     def settle(self, message: Push, counted: Gradient | None) -> bool:

@@ -27,6 +27,7 @@ from tfdist.parameter_server.protocol.messages import (
     Push,
     Put,
     Suspend,
+    WorkerValues,
 )
 from tfdist.parameter_server.protocol.packing import Packed
 from tfdist.parameter_server.protocol.report import ModelReport, merge_reports
@@ -197,11 +198,8 @@ class Session:
                 kinds=() if all(kind == "dense" for kind in kinds) else kinds,
                 pulls=True,
                 learning_rate=rate,
-                ticket=None if server else ticket,
-                decision=decided[0] if server and decided else None,
-                edition=have[server][0],
-                rows=have[server][1],
-                generation=self._copies[server].generation if self._copies else 0,
+                dealt=(decided[0] if decided else None) if server else ticket,
+                has=WorkerValues(*have[server], self._copies[server].generation if self._copies else 0),
                 parts=parts,
             )
 
