@@ -25,6 +25,7 @@ from tfdist.parameter_server.protocol.messages import (
     Leave,
     Pull,
     Push,
+    Put,
     Refused,
     StateDiffers,
     Suspend,
@@ -114,7 +115,7 @@ class Pair:
         assert replica.store.iterations == leader.store.iterations
         for name in ("version", "awaited", "idle", "workers", "waiting", "round", "done", "counted", "dropped"):
             assert getattr(replica.ledger, name) == getattr(leader.ledger, name), name
-        for name in ("incarnations", "sequences", "applied"):
+        for name in ("incarnations", "sequences", "applied", "assigned"):
             assert getattr(replica, name) == getattr(leader, name), name
         assert replica.tickets.decisions == leader.tickets.decisions
         assert len(replica.pushed) == len(leader.pushed)
@@ -187,6 +188,29 @@ def test_workers_go_on_with_the_replica():
     (key,) = pair.replica.shards.models()
     np.testing.assert_array_equal(values[0][-2:], [-2, -2])
     assert pair.replica.shards[key].ledger.version == 2
+
+
+def test_copy_contains_assignments():
+    """After it, too, `fit` ends with what was assigned and not with averages, and a repeated `Put` counts once."""
+    pair = Pair(Asynchronous())
+    pair.build(keras.optimizers.SGD(1.0, use_ema=True))
+    gradient = [np.ones(14, np.float32)]
+    pair.say(1, Push, 0, 0, 0, 1.0, (), arrays=gradient)
+    pair.say(0, Put, arrays=[np.full(14, 3, np.float32)])
+    repeated = Put(pair.number, 0, 1)
+    pair.begin()
+    pair.assert_equal()
+    (key,) = pair.leader.models()
+    found, replica = [], pair.replica.shards[key]
+
+    def ask(message, arrays=()):
+        replica.heard(message, list(arrays), lambda *answer: found.append(answer))
+        return found[-1][1]
+
+    np.testing.assert_array_equal(ask(Pull(1000, 1, 1, "final"))[0], np.full(14, 3))
+    ask(Push(1001, 1, 1, 1, 1, 1, 1.0), gradient)
+    ask(repeated, [np.full(14, 3, np.float32)])
+    np.testing.assert_array_equal(ask(Pull(1002, 1, 1))[0], np.full(14, 2))
 
 
 def test_finished_model_stays_finished_in_a_copy():

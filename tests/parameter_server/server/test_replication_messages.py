@@ -11,6 +11,7 @@ from tfdist.parameter_server.protocol.state import Held
 from tfdist.parameter_server.protocol.tables import AttachTable
 from tfdist.parameter_server.protocol.wire import InvalidMessageError
 from tfdist.parameter_server.server import replication_messages as m
+from tfdist.parameter_server.shard.assigned import Assigned
 from tfdist.parameter_server.shard.ledger import Gradient, Worker
 
 OF = 2**62, 3
@@ -29,7 +30,8 @@ ENTRIES = [
     m.Came(*OF, 4),
     m.ShardCopy(
         *(*OF, *KEY, HELD, {"class_name": "Adam", "config": {"epsilon": float("inf")}}, (("momentum",),)),
-        *(("iteration",), BOOKS, {0: 5}, ((0, 5, 7),), ((0, 5, 6),), {0: (7, Decision(4, 1.0))}, (WAITING,)),
+        *(("iteration",), BOOKS, {0: 5}, ((0, 5, 7),), ((0, 5, 6),), {0: (7, Decision(4, 1.0))}),
+        *(Assigned(9, {0: (5, 3)}), (WAITING,)),
     ),
     m.ProgramsCopy(
         *(*OF, ((b"\0peer", 0, KEY),), {0: Program(5, True, {0: Attach(1, 0, 5, "Adam-1")})}, ((KEY, (1,)),)),

@@ -408,6 +408,19 @@ def test_put_values_are_in_the_next_snapshot(tmp_path):
     assert again.bias == 5
 
 
+def test_values_after_fit_are_what_was_assigned_before_a_restart(tmp_path):
+    average = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    first = Talk(optimizer=average, snapshots=Snapshots(tmp_path, 0, 1, 60.0))
+    first.shard.snapshots.wait()
+    first.push()
+    first.say(Put, 0, 1, arrays=[np.full(15, 3.0, np.float32)])
+    first.shard.close()
+    again = shot(tmp_path)
+    again.create(average, arrays=None)
+    again.pull(what="final")
+    np.testing.assert_array_equal(again.answers[again.number][0][1][0], np.full(15, 3.0))
+
+
 def test_the_first_snapshot_is_of_the_first_values(tmp_path):
     first = shot(tmp_path, created=True)
     first.shard.snapshots.wait()

@@ -56,7 +56,7 @@ def parts_of(version, rows):
         yield PartState(path, begin, end, count, value, slots)
 
 
-def shard(server, servers, version=7, digest=DIGEST, sequences=None, counted=None):
+def shard(server, servers, version=7, digest=DIGEST, sequences=None, counted=None, assigned=3):
     """The state of a server after updates."""
     return ShardState(
         digest=digest,
@@ -66,6 +66,7 @@ def shard(server, servers, version=7, digest=DIGEST, sequences=None, counted=Non
         parts=tuple(parts_of(version, rows_of(server, servers))),
         counted={0: version, 3: 1} if counted is None else counted,
         sequences={(0, (1 << 63) - 1): version - 1, (3, 17): 0} if sequences is None else sequences,
+        assigned=assigned,
     )
 
 
@@ -91,5 +92,5 @@ def assert_same(one, other):
     assert one.scalars.keys() == other.scalars.keys()
     for name in one.scalars:
         assert_same_array(one.scalars[name], other.scalars[name])
-    for name in ("digest", "version", "optimizer", "counted", "sequences"):
+    for name in ("digest", "version", "optimizer", "counted", "sequences", "assigned"):
         assert getattr(one, name) == getattr(other, name), name

@@ -46,6 +46,7 @@ def test_numpy_alone_reads_the_file(tmp_path):
         assert metadata["version"] == 5
         assert metadata["optimizer"] == OPTIMIZER
         assert metadata["counted"] == {"0": 5, "3": 1}
+        assert metadata["assigned"] == 3
         assert metadata["sequences"] == [[0, (1 << 63) - 1, 4], [3, 17, 0]]
         assert file["scalar:iterations"] == 5
         begin, end = rows["embedding/embeddings"]

@@ -73,6 +73,12 @@ def test_a_single_servers_snapshot_is_exact_for_any_number(tmp_path):
         assert (found.version, found.counted, found.sequences) == (9, {0: 4, 1: 5}, {(0, 5): 3, (1, 6): 4})
 
 
+def test_joined_rows_have_the_assignment_of_the_lowest_version(tmp_path):
+    write(tmp_path, 0, 2, shard(0, 2, 12, assigned=12))
+    write(tmp_path, 1, 2, shard(1, 2, 10, assigned=8))
+    assert read(tmp_path, DIGEST, rows_of(0, 1)).assigned == 8
+
+
 def test_joined_rows_have_lowest_version_and_highest_sequences(tmp_path):
     """So that iterations fit the version, and a push that comes again is not applied twice to any row."""
     write(tmp_path, 0, 2, shard(0, 2, 12, counted={0: 7, 1: 5}, sequences={(0, 5): 6, (1, 8): 4}))

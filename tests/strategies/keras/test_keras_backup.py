@@ -175,14 +175,22 @@ def test_a_callback_is_changed_once(strategy, tmp_path):
 
 def test_a_callback_follows_to_another_strategy(ranks, tmp_path):
     first, second = (Ranked(ranks(1).groups[0]) for _ in range(2))
-    callback, model = callback_for(first, tmp_path)
+    callback, _ = callback_for(first, tmp_path)
     keras_backup.share(callback, second.extended)
     assert callback._tfdist_shared.extended is second.extended
+
+
+def test_a_callback_serves_either_with_or_without_parameter_servers(strategy, tmp_path):
+    callback, model = callback_for(strategy, tmp_path)
     on_server = keras.callbacks.BackupAndRestore(tmp_path / "other")
     on_server.set_model(model)
-    assert keras_backup.on_servers([on_server], SimpleNamespace(worker=0)) == [on_server]
-    with pytest.raises(ValueError, match="make another one for this strategy"):
-        keras_backup.share(on_server, first.extended)
+    for _ in range(2):
+        assert keras_backup.on_servers([on_server], SimpleNamespace(worker=0)) == [on_server]
+    with pytest.raises(ValueError, match=r"only without .* has been used under them: make another one for this str"):
+        keras_backup.share(on_server, strategy.extended)
+    for worker in range(2):
+        with pytest.raises(ValueError, match=r"only under .* used without them: make another one for this strategy"):
+            keras_backup.on_servers([callback], SimpleNamespace(worker=worker))
 
 
 class OwnStep(keras.Model):

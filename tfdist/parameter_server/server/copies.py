@@ -75,6 +75,7 @@ def append_shard(append: Append, key: Key, shard: Shard) -> None:
         _rows(shard.sequences),
         _rows(shard.applied),
         dict(shard.tickets.decisions),
+        shard.assigned,
         waiting,
         arrays=[*state.arrays(), *(array for one in pushed for array in one.gradients.arrays())],
     )
@@ -106,7 +107,7 @@ def put_shard(shards: Shards, copy: ShardCopy, arrays: list[np.ndarray]) -> None
         (ledger.staleness, books.staleness),
     ):
         mine.update(counts)
-    shard.incarnations, shard.tickets.decisions = copy.incarnations, copy.decisions
+    shard.incarnations, shard.tickets.decisions, shard.assigned = copy.incarnations, copy.decisions, copy.assigned
     shard.sequences, shard.applied = _by_source(copy.sequences), _by_source(copy.applied)
     rest = iter(arrays[cut:])
     for one in copy.waiting:

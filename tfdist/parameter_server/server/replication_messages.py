@@ -17,6 +17,7 @@ from tfdist.parameter_server.protocol.state import Held
 from tfdist.parameter_server.protocol.tables import AttachTable
 from tfdist.parameter_server.protocol.wire import Codec, Message
 from tfdist.parameter_server.server.shards import Key
+from tfdist.parameter_server.shard.assigned import Assigned
 from tfdist.parameter_server.shard.ledger import Gradient, Worker
 
 
@@ -117,6 +118,7 @@ class ShardCopy(Entry, frozen=True):
         sequences: worker, incarnation, and sequence of the last push that was counted.
         applied: worker, incarnation, and sequence of the last push that was applied.
         decisions: by worker, the sequence of its last committed push and the decision about it.
+        assigned: the last assignments to the variables.
         waiting: gradients that wait to be applied, in order of arrival.
     """
 
@@ -131,6 +133,7 @@ class ShardCopy(Entry, frozen=True):
     sequences: tuple[tuple[int, int, int], ...]
     applied: tuple[tuple[int, int, int], ...]
     decisions: dict[int, tuple[int, Decision]]
+    assigned: Assigned
     waiting: tuple[PendingGradients, ...]
 
 

@@ -36,6 +36,7 @@ from tfdist.parameter_server.protocol.packing import VariableSpec
 from tfdist.parameter_server.protocol.report import ModelReport, WorkerReport
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.protocol.wire import Message
+from tfdist.parameter_server.shard.assigned import Assigned
 from tfdist.parameter_server.shard.hogwild_store import MemoryStore
 from tfdist.parameter_server.shard.ledger import Ledger, weights
 from tfdist.parameter_server.shard.parts import Part
@@ -119,6 +120,7 @@ class Shard:
         sequences: by worker and incarnation, the sequence of the last push that was counted.
         applied: by worker and incarnation, the sequence of the last push that was applied.
         pushed: pushes that wait to be applied, by the Python `id` of their `Gradient` in the ledger.
+        assigned: the last assignments to the variables.
     """
 
     ledger: Ledger
@@ -132,11 +134,10 @@ class Shard:
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
     applied: dict[tuple[int, int], int] = field(default_factory=dict)
     pushed: dict[int, Pushed] = field(default_factory=dict)
+    assigned: Assigned = field(default_factory=Assigned)
     tickets: Tickets = field(init=False)
     _parked: list[Parked] = field(default_factory=list)
     _traffic: _Traffic = field(default_factory=_Traffic)
-    _assigned_at: int = -1
-    _puts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tickets = Tickets(self.ledger)
@@ -291,6 +292,7 @@ class Shard:
         found = self.snapshots.find(message.model, message.held) if self.snapshots is not None else None
         if found is not None:
             self.ledger.version = found.version
+            self.assigned.version = found.assigned
             self.ledger.counted.update(found.counted)
             self.sequences |= found.sequences
             self.applied |= found.sequences
@@ -341,6 +343,7 @@ class Shard:
             dict(self.ledger.counted),
             dict(self.applied),
             self.tickets.books(waiting),
+            self.assigned.version,
         )
         self.snapshots.write(written, (self.ledger.version, self.store.edition))  # assignments raise the edition only
 
@@ -382,8 +385,7 @@ class Shard:
 
     def _put(self, message: Put, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None
-        incarnation, last = self._puts.get(message.worker, (message.incarnation, -1))
-        if incarnation == message.incarnation and message.id <= last:  # a copy: others may have made updates since
+        if self.assigned.is_duplicate(message):
             answer(Done(message.id, self.ledger.version), ())
             return
         try:
@@ -391,8 +393,7 @@ class Shard:
         except ValueError as error:
             answer(Refused(message.id, str(error)), ())
         else:
-            self._assigned_at = self.ledger.version
-            self._puts[message.worker] = message.incarnation, message.id
+            self.assigned.note(message, self.ledger.version)
             answer(Done(message.id, self.ledger.version), ())
 
     def _open_memory(self, message: OpenMemory, answer: Answer) -> None:
@@ -480,7 +481,7 @@ class Shard:
         self._settle()
         slots: tuple[tuple[str, ...], ...] = ()
         scalars: tuple[str, ...] = ()
-        if what == "averages" or (what == "final" and self.ledger.version != self._assigned_at):
+        if what == "averages" or (what == "final" and self.ledger.version != self.assigned.version):
             arrays = self.store.averages() or self.store.vectors()
         elif what == "state":
             state = self.store.state()

@@ -99,6 +99,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     counted: dict[int, int]
     sequences: tuple[tuple[int, int, int], ...]
     deals: dict[str, Any] | None = None
+    assigned: int = -1
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -146,6 +147,7 @@ def save(file: IO[bytes], state: ShardState) -> None:
         counted=state.counted,
         sequences=tuple((*of, sequence) for of, sequence in state.sequences.items()),
         deals=state.deals,
+        assigned=state.assigned,
     )
     # Python's JSON keeps infinity and NaN, as a config may have; msgspec's writes null for them.
     text = json.dumps(msgspec.to_builtins(metadata, str_keys=True))

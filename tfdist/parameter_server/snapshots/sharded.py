@@ -113,8 +113,9 @@ def read(folder: Path, digest: str, wanted: Sequence[Rows]) -> ShardState | None
 
     Rows of several files may contain different pushes. Then
 
-    - ``version``, ``scalars``, ``optimizer`` and ``counted`` are those of the file with the lowest version, so that
-      they fit each other: iterations count the updates that all rows contain, and some rows contain a few more.
+    - ``version``, ``scalars``, ``optimizer``, ``counted`` and ``assigned`` are those of the file with the lowest
+      version, so that they fit each other: iterations count the updates that all rows contain, and some rows contain
+      a few more.
     - ``sequences`` are the highest of all files. So a repeated push is never applied twice to any row. A push that only
       some rows contain is lost for the others, like the pushes after a snapshot.
 
@@ -221,7 +222,16 @@ def _assembled(pieces: list[list[_Piece]], used: dict[SnapshotName, Metadata]) -
         for worker, incarnation, sequence in metadata.sequences:
             sequences[worker, incarnation] = max(sequence, sequences.get((worker, incarnation), sequence))
     newest = used[base]
-    return ShardState(newest.digest, newest.version, newest.optimizer, scalars, whole, newest.counted, sequences)
+    return ShardState(
+        newest.digest,
+        newest.version,
+        newest.optimizer,
+        scalars,
+        whole,
+        newest.counted,
+        sequences,
+        assigned=newest.assigned,
+    )
 
 
 def _missing(

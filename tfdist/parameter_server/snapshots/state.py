@@ -106,6 +106,7 @@ class ShardState:
         sequences: by worker and incarnation, the sequence of the last push that was applied or dropped.
         deals: state of the job's dealer (see `tfdist.parameter_server.dealing.deals.DealerService.state`); None if this
             server has no dealer.
+        assigned: version at the last assignment to the variables by a program; -1 if there was none.
     """
 
     digest: str
@@ -116,3 +117,4 @@ class ShardState:
     counted: dict[int, int]
     sequences: dict[tuple[int, int], int]
     deals: dict[str, Any] | None = None
+    assigned: int = -1

@@ -57,6 +57,9 @@ def on_servers(given: list[Any], extended: UpdatesOnServers) -> list[Any]:
     Args:
         given: the user's callbacks.
         extended: the strategy's `extended`.
+
+    Raises:
+        ValueError: a callback has been used under a strategy without parameter servers.
     """
     return [
         _of_task(callback, extended.worker) if isinstance(callback, keras.callbacks.BackupAndRestore) else callback
@@ -65,9 +68,12 @@ def on_servers(given: list[Any], extended: UpdatesOnServers) -> list[Any]:
 
 
 def _of_task(callback: Any, worker: int) -> Any:
+    known = getattr(callback, "_tfdist_shared", None)
+    if isinstance(known, _Shared):
+        raise _other_kind("under parameter servers", "without them")
     if worker:
         return WorkerEpochBackup(callback, worker)
-    if not hasattr(callback, "_tfdist_shared"):
+    if known is None:
         callback._tfdist_shared = files = BackupFiles(callback, *backups.methods_of(callback))
         backups.replace_methods(callback, files.load, files.save)
         callback.on_train_end = files.remove
@@ -80,6 +86,9 @@ def share(callback: Any, extended: DataParallel) -> None:
     Args:
         callback: a `keras.callbacks.BackupAndRestore`.
         extended: the strategy's `extended`.
+
+    Raises:
+        ValueError: the callback has been used under parameter servers.
     """
     known = getattr(callback, "_tfdist_shared", None)
     if known is None:
@@ -87,9 +96,14 @@ def share(callback: Any, extended: DataParallel) -> None:
     elif isinstance(known, _Shared):
         known.extended = extended
     else:
-        raise ValueError(
-            "this BackupAndRestore has been used with parameter servers: make another one for this strategy"
-        )
+        raise _other_kind("without parameter servers", "under them")
+
+
+def _other_kind(now: str, before: str) -> ValueError:
+    return ValueError(
+        f"expected a BackupAndRestore that has been used only {now}; got one that has been used {before}: make another "
+        "one for this strategy"
+    )
 
 
 class _Shared:
