@@ -31,7 +31,7 @@ from tfdist.parameter_server.protocol.messages import (
     Suspend,
     Values,
 )
-from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.state import Held, Progress
 from tfdist.parameter_server.protocol.tables import AttachTable, ExportTable, Lookup, UpdateRows
 from tfdist.parameter_server.server import copies
 from tfdist.parameter_server.server.follower import Replica
@@ -287,8 +287,9 @@ def test_copy_contains_tables_and_counted_updates():
 
 def test_copy_of_a_ledger_contains_every_field():
     """Whatever a ledger has is copied."""
-    fields = {*Ledger.__dataclass_fields__} - {"synchronization", "policy", "waiting"}
-    assert {one.name for one in msgspec.structs.fields(copies.LedgerState)} == fields
+    fields = {*Ledger.__dataclass_fields__} - {"synchronization", "waiting"}
+    copied = {field.name for kind in (copies.LedgerState, Progress) for field in msgspec.structs.fields(kind)}
+    assert copied - {"applied", "assigned"} == fields
 
 
 def test_rounds_decided_by_another_server_survive_a_copy():

@@ -7,17 +7,17 @@ from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.row_policy import RowPolicy
 from tfdist.parameter_server.protocol.messages import Attach, Decision, GiveState
 from tfdist.parameter_server.protocol.programs import Program
-from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.state import Held, Progress
 from tfdist.parameter_server.protocol.tables import AttachTable
 from tfdist.parameter_server.protocol.wire import InvalidMessageError
 from tfdist.parameter_server.server import replication_messages as m
-from tfdist.parameter_server.shard.assigned import Assigned
 from tfdist.parameter_server.shard.ledger import Gradient, Worker
 
 OF = 2**62, 3
 KEY = "Adam-1", 0
 WORKERS = {0: Worker(4, (1, 2), 7, True)}
-BOOKS = m.LedgerState(9, (1,), (2,), WORKERS, (1, 2), ((1, 1),), {0: 8}, {0: 1}, {0: 8})
+PROGRESS = Progress(9, {0: 8}, ((0, 5, 6),), 9)
+LEDGER = m.LedgerState((1,), (2,), WORKERS, (1, 2), ((1, 1),), {0: 1}, {0: 8})
 WAITING = m.PendingGradients(Gradient(0, 7, (1, 2), 32.0, 1, 1.0, (0, 1)), 5, 8, None, ("dense", "sparse", "none"))
 HELD = (Held("w", 0, 3, 3, True, {"class_name": "NonNeg"}),)
 GIVEN = GiveState(1, 0, 5, "digest", 0, 0, ("a",), (b"a",), (0,))
@@ -30,8 +30,8 @@ ENTRIES = [
     m.Came(*OF, 4),
     m.ShardCopy(
         *(*OF, *KEY, HELD, {"class_name": "Adam", "config": {"epsilon": float("inf")}}, (("momentum",),)),
-        *(("iteration",), BOOKS, {0: 5}, ((0, 5, 7),), ((0, 5, 6),), {0: (7, Decision(4, 1.0))}),
-        *(Assigned(9, {0: (5, 3)}), (WAITING,)),
+        *(("iteration",), PROGRESS, LEDGER, {0: 5}, ((0, 5, 7),), {0: (7, Decision(4, 1.0))}),
+        *({0: (5, 3)}, (WAITING,)),
     ),
     m.ProgramsCopy(
         *(*OF, ((b"\0peer", 0, KEY),), {0: Program(5, True, {0: Attach(1, 0, 5, "Adam-1")})}, ((KEY, (1,)),)),

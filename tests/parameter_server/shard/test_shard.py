@@ -32,7 +32,7 @@ from tfdist.parameter_server.protocol.messages import (
     Values,
     Waiting,
 )
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import Held, Progress, State
 from tfdist.parameter_server.shard.ledger import Ledger
 from tfdist.parameter_server.shard.parts import parts_of
 from tfdist.parameter_server.shard.shard import Shard
@@ -432,7 +432,7 @@ def test_the_first_snapshot_is_of_the_first_values(tmp_path):
 def test_snapshot_of_another_model_is_refused(tmp_path):
     first = shot(tmp_path, created=True)
     first.shard.snapshots.wait()
-    state = ShardState("other", 3, {}, {}, (), {}, {})
+    state = ShardState("other", {}, {}, (), Progress(3))
     sharded.write(tmp_path, 0, 1, state)
     refused = shot(tmp_path, created=False).create(keras.optimizers.SGD(1.0))
     assert "are of another model" in refused.why

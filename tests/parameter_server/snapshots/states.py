@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from tfdist.parameter_server.protocol.sharding import Variable, assign_shards
+from tfdist.parameter_server.protocol.state import Progress, rows_of_sequences
 from tfdist.parameter_server.snapshots.state import PartState, ShardState
 
 DIGEST = "0123456789abcdef"
@@ -60,13 +61,17 @@ def shard(server, servers, version=7, digest=DIGEST, sequences=None, counted=Non
     """The state of a server after updates."""
     return ShardState(
         digest=digest,
-        version=version,
         optimizer=OPTIMIZER,
         scalars={"iterations": np.array(version, np.int64), "learning_rate": np.array(1 / (1 + version), np.float32)},
         parts=tuple(parts_of(version, rows_of(server, servers))),
-        counted={0: version, 3: 1} if counted is None else counted,
-        sequences={(0, (1 << 63) - 1): version - 1, (3, 17): 0} if sequences is None else sequences,
-        assigned=assigned,
+        progress=Progress(
+            version,
+            counted={0: version, 3: 1} if counted is None else counted,
+            applied=rows_of_sequences(
+                {(0, (1 << 63) - 1): version - 1, (3, 17): 0} if sequences is None else sequences
+            ),
+            assigned=assigned,
+        ),
     )
 
 
@@ -92,5 +97,5 @@ def assert_same(one, other):
     assert one.scalars.keys() == other.scalars.keys()
     for name in one.scalars:
         assert_same_array(one.scalars[name], other.scalars[name])
-    for name in ("digest", "version", "optimizer", "counted", "sequences", "assigned"):
+    for name in ("digest", "optimizer", "progress"):
         assert getattr(one, name) == getattr(other, name), name

@@ -20,6 +20,7 @@ from tests.parameter_server.snapshots.states import (
     rows_of,
     shard,
 )
+from tfdist.parameter_server.protocol.state import Progress
 from tfdist.parameter_server.snapshots import file
 from tfdist.parameter_server.snapshots.file import DamagedError, describe, load, save
 from tfdist.parameter_server.snapshots.state import PartState, ShardState, SnapshotError
@@ -34,7 +35,7 @@ def saved(path, state):
 def of_one(value, digest=DIGEST, **slots):
     """A state of one whole variable."""
     part = PartState("w", 0, len(value) if value.ndim else 1, len(value) if value.ndim else 1, value, slots)
-    return ShardState(digest, 1, {}, {}, (part,), {}, {})
+    return ShardState(digest, {}, {}, (part,), Progress(1))
 
 
 def test_numpy_alone_reads_the_file(tmp_path):
@@ -43,11 +44,9 @@ def test_numpy_alone_reads_the_file(tmp_path):
     with np.load(path, allow_pickle=False) as file:
         metadata = json.loads(file["metadata"].tobytes())
         assert metadata["digest"] == DIGEST
-        assert metadata["version"] == 5
         assert metadata["optimizer"] == OPTIMIZER
-        assert metadata["counted"] == {"0": 5, "3": 1}
-        assert metadata["assigned"] == 3
-        assert metadata["sequences"] == [[0, (1 << 63) - 1, 4], [3, 17, 0]]
+        applied = [[0, (1 << 63) - 1, 4], [3, 17, 0]]
+        assert metadata["progress"] == {"version": 5, "counted": {"0": 5, "3": 1}, "applied": applied, "assigned": 3}
         assert file["scalar:iterations"] == 5
         begin, end = rows["embedding/embeddings"]
         value, slots = model(5)["embedding/embeddings"]
@@ -112,7 +111,7 @@ def test_other_dtypes_are_refused(array):
 
 def test_configs_that_are_no_json_are_refused():
     with pytest.raises(TypeError):
-        save(io.BytesIO(), ShardState(DIGEST, 1, {"rate": object()}, {}, (), {}, {}))
+        save(io.BytesIO(), ShardState(DIGEST, {"rate": object()}, {}, (), Progress(1)))
 
 
 @pytest.mark.parametrize("chunk", [1000, 7000, 1 << 20])
@@ -133,7 +132,7 @@ def test_ambiguous_names_are_kept_apart(tmp_path):
         PartState(path, 0, 1, 1, np.array(number), {slot: np.array(number + 1)})
         for number, (path, slot) in enumerate((("a:b", "c"), ("a", "b:c"), ("/ü ../x", "file")))
     )
-    path = saved(tmp_path / "file.npz", ShardState(DIGEST, 1, {}, {}, parts, {}, {}))
+    path = saved(tmp_path / "file.npz", ShardState(DIGEST, {}, {}, parts, Progress(1)))
     found, _ = load(path, [(index, 0, 1) for index in range(3)], with_scalars=False)
     assert_same_parts(found, parts)
 
@@ -152,7 +151,7 @@ def test_damage_of_any_byte_is_found_or_harmless(tmp_path):
         except DamagedError:
             found += 1
         else:
-            assert (metadata.digest, metadata.version) == (DIGEST, 1)
+            assert (metadata.digest, metadata.progress.version) == (DIGEST, 1)
             assert_same_parts(parts, state.parts)
     assert found > len(content) / 2
 

@@ -3,7 +3,7 @@ import logging
 import numpy as np
 import pytest
 
-from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.state import Held, Progress
 from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.snapshots.sharded import PartState, ShardState, SnapshotError
 
@@ -12,7 +12,7 @@ HELD = (Held("w", 0, 3, 3),)
 
 def state_of(version):
     part = PartState("w", 0, 3, 3, np.full(3, version, np.float32), {})
-    return ShardState("model", version, {}, {}, (part,), {}, {})
+    return ShardState("model", {}, {}, (part,), Progress(version))
 
 
 def test_written_snapshot_is_found(tmp_path, caplog):
@@ -20,7 +20,7 @@ def test_written_snapshot_is_found(tmp_path, caplog):
     assert snapshots.find("model", HELD) is None
     snapshots.write(state_of(4))
     snapshots.wait()
-    assert Snapshots(tmp_path / "new", 0, 1, 60.0).find("model", HELD).version == 4
+    assert Snapshots(tmp_path / "new", 0, 1, 60.0).find("model", HELD).progress.version == 4
     assert "with 4 updates" in caplog.text
     with pytest.raises(SnapshotError, match="of another model"):
         snapshots.find("other", HELD)

@@ -16,6 +16,7 @@ import pytest
 
 from tests.parameter_server.snapshots.states import DIGEST, assert_same, assert_same_parts, parts_of, rows_of, shard
 from tfdist.errors import TfdistError
+from tfdist.parameter_server.protocol.state import Progress, sequences_of_rows
 from tfdist.parameter_server.snapshots.sharded import PartState, ShardState, SnapshotError, read, write
 
 
@@ -30,7 +31,7 @@ def names(folder):
 def small(version, path="w", begin=0, end=4, rows=4, **slots):
     """A state of one variable, whose value is the version."""
     value = np.full((end - begin, 2), version, np.float32)
-    return ShardState(DIGEST, version, {}, {}, (PartState(path, begin, end, rows, value, slots),), {}, {})
+    return ShardState(DIGEST, {}, {}, (PartState(path, begin, end, rows, value, slots),), Progress(version))
 
 
 # Any number of servers.
@@ -70,13 +71,13 @@ def test_a_single_servers_snapshot_is_exact_for_any_number(tmp_path):
     write(tmp_path, 0, 1, shard(0, 1, 9, counted={0: 4, 1: 5}, sequences={(0, 5): 3, (1, 6): 4}))
     for server in range(3):
         found = read(tmp_path, DIGEST, rows_of(server, 3))
-        assert (found.version, found.counted, found.sequences) == (9, {0: 4, 1: 5}, {(0, 5): 3, (1, 6): 4})
+        assert found.progress == Progress(9, {0: 4, 1: 5}, ((0, 5, 3), (1, 6, 4)), 3)
 
 
 def test_joined_rows_have_the_assignment_of_the_lowest_version(tmp_path):
     write(tmp_path, 0, 2, shard(0, 2, 12, assigned=12))
     write(tmp_path, 1, 2, shard(1, 2, 10, assigned=8))
-    assert read(tmp_path, DIGEST, rows_of(0, 1)).assigned == 8
+    assert read(tmp_path, DIGEST, rows_of(0, 1)).progress.assigned == 8
 
 
 def test_joined_rows_have_lowest_version_and_highest_sequences(tmp_path):
@@ -84,10 +85,10 @@ def test_joined_rows_have_lowest_version_and_highest_sequences(tmp_path):
     write(tmp_path, 0, 2, shard(0, 2, 12, counted={0: 7, 1: 5}, sequences={(0, 5): 6, (1, 8): 4}))
     write(tmp_path, 1, 2, shard(1, 2, 10, counted={0: 4, 1: 6}, sequences={(0, 5): 3, (1, 8): 5, (2, 9): 0}))
     found = read(tmp_path, DIGEST, rows_of(0, 1))
-    assert found.version == found.scalars["iterations"] == 10
+    assert found.progress.version == found.scalars["iterations"] == 10
     assert found.scalars["learning_rate"] == np.float32(1 / 11)
-    assert found.counted == {0: 4, 1: 6}
-    assert found.sequences == {(0, 5): 6, (1, 8): 5, (2, 9): 0}
+    assert found.progress.counted == {0: 4, 1: 6}
+    assert sequences_of_rows(found.progress.applied) == {(0, 5): 6, (1, 8): 5, (2, 9): 0}
     first = {path: (begin, end) for path, begin, end in rows_of(0, 2)}
     for part in found.parts:
         begin, end = first.get(part.path, (0, 0))
@@ -106,7 +107,7 @@ def test_the_newest_rows_count_even_if_their_version_is_lower(tmp_path):
     assert_same(read(tmp_path, DIGEST, rows_of(0, 2)), shard(0, 2, 15))
     assert_same(read(tmp_path, DIGEST, rows_of(1, 2)), shard(1, 2, 20))
     whole = read(tmp_path, DIGEST, rows_of(0, 1))
-    assert whole.version == 15
+    assert whole.progress.version == 15
     [embedding] = [part for part in whole.parts if part.path == "embedding/embeddings"]
     [new], [old] = (list(parts_of(version, [(embedding.path, 0, 40_000)])) for version in (15, 20))
     np.testing.assert_array_equal(embedding.value[:20_000], new.value[:20_000])
@@ -118,16 +119,16 @@ def test_times_of_files_do_not_matter(tmp_path):
     for version in (3, 4):
         path = write(tmp_path, 0, 1, shard(0, 1, version))
         os.utime(path, (1e9 - version, 1e9 - version))
-    assert read(tmp_path, DIGEST, rows_of(0, 1)).version == 4
+    assert read(tmp_path, DIGEST, rows_of(0, 1)).progress.version == 4
 
 
 def test_server_without_variables_is_restored(tmp_path):
     """Where there are more servers than variables."""
-    empty = ShardState(DIGEST, 3, {}, {"iterations": np.array(3)}, (), {0: 3}, {(0, 5): 2})
+    empty = ShardState(DIGEST, {}, {"iterations": np.array(3)}, (), Progress(3, {0: 3}, ((0, 5, 2),)))
     write(tmp_path, 0, 2, small(3))
     write(tmp_path, 1, 2, empty)
     assert_same(read(tmp_path, DIGEST, []), empty)
-    assert read(tmp_path, DIGEST, [("w", 0, 4)]).version == 3
+    assert read(tmp_path, DIGEST, [("w", 0, 4)]).progress.version == 3
 
 
 def test_variable_without_rows_is_restored(tmp_path):
@@ -154,7 +155,7 @@ def test_reading_during_writes_finds_whole_snapshots(tmp_path):
             assert value[0] == value[1]
             assert value[2] == value[3]
             assert (value >= before).all()
-            assert found.version == value.min()
+            assert found.progress.version == value.min()
             before = value
         for one in running:
             one.result()
@@ -236,14 +237,14 @@ def test_previous_file_is_read_if_the_last_is_damaged(tmp_path, caplog, damage, 
     content = path.read_bytes()
     damage(path, place)
     found = read(tmp_path, DIGEST, [("w", 0, 4)])
-    if found.version == 2:  # of a byte that says nothing, such as a date
+    if found.progress.version == 2:  # of a byte that says nothing, such as a date
         assert damage is flip
     else:
-        assert found.version == 1
+        assert found.progress.version == 1
         assert path.name in caplog.text
-    np.testing.assert_array_equal(found.parts[0].value, np.full((4, 2), found.version, np.float32))
+    np.testing.assert_array_equal(found.parts[0].value, np.full((4, 2), found.progress.version, np.float32))
     path.write_bytes(content)
-    assert read(tmp_path, DIGEST, [("w", 0, 4)]).version == 2
+    assert read(tmp_path, DIGEST, [("w", 0, 4)]).progress.version == 2
 
 
 def test_damage_of_one_server_does_not_affect_others(tmp_path, caplog):
@@ -251,7 +252,7 @@ def test_damage_of_one_server_does_not_affect_others(tmp_path, caplog):
     *_, path = write_all(tmp_path, 3, 5)
     truncate(path, 0.5)
     found = read(tmp_path, DIGEST, rows_of(0, 1))
-    assert found.version == 4
+    assert found.progress.version == 4
     [part] = [part for part in found.parts if part.path == "embedding/embeddings"]
     [new], [old] = (list(parts_of(version, [(part.path, 0, 40_000)])) for version in (5, 4))
     np.testing.assert_array_equal(part.value[:26_666], new.value[:26_666])
@@ -265,7 +266,7 @@ def test_foreign_files_of_the_same_name_are_passed_over(tmp_path, caplog):
     (tmp_path / "server-0-of-1.000000003.npz").mkdir()
     (tmp_path / "server-0-of-1.000000004.npz").symlink_to("gone")  # like one that is removed while it is read
     (tmp_path / "server-0-of-1.000000005.npz").touch()
-    assert read(tmp_path, DIGEST, [("w", 0, 4)]).version == 1
+    assert read(tmp_path, DIGEST, [("w", 0, 4)]).progress.version == 1
     assert [f"{number:09d}.npz cannot be read" in caplog.text for number in range(1, 6)] == [False] + [True] * 4
     assert write(tmp_path, 0, 1, small(2)).name == "server-0-of-1.000000006.npz"
 
@@ -283,6 +284,7 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
+from tfdist.parameter_server.protocol.state import Progress
 from tfdist.parameter_server.snapshots.sharded import PartState, ShardState, write
 
 folder, first, dies_in = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -291,7 +293,8 @@ for version in range(first, first + 1000):
         setattr(os, dies_in, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     value, slot = (np.full(100_000, version + more, np.float32) for more in (0, 0.5))
     part = PartState("w", 0, 100_000, 100_000, value, {"momentum": slot})
-    write(folder, 0, 1, ShardState("model", version, {}, {"iterations": np.array(version)}, (part,), {0: version}, {}))
+    progress = Progress(version, {0: version})
+    write(folder, 0, 1, ShardState("model", {}, {"iterations": np.array(version)}, (part,), progress))
     print(version, flush=True)
 """
 
@@ -305,11 +308,11 @@ def version_in(folder):
     """The version that is read, after checks that it is whole."""
     found = read(folder, "model", [("w", 0, 100_000)])
     [part] = found.parts
-    assert (part.value == found.version).all()
-    assert (part.slots["momentum"] == found.version + 0.5).all()
-    assert found.scalars["iterations"] == found.version
-    assert found.counted == {0: found.version}
-    return found.version
+    assert (part.value == found.progress.version).all()
+    assert (part.slots["momentum"] == found.progress.version + 0.5).all()
+    assert found.scalars["iterations"] == found.progress.version
+    assert found.progress.counted == {0: found.progress.version}
+    return found.progress.version
 
 
 def is_written(folder, part):
@@ -343,7 +346,7 @@ def test_kill_within_a_write_leaves_a_whole_snapshot(tmp_path, dies_in, expected
         assert process.stdout.read().split() == ["1", "2"]
     assert process.returncode == -signal.SIGKILL
     assert version_in(tmp_path) == expected
-    write(tmp_path, 0, 1, ShardState("model", 9, {}, {}, (), {}, {}))
+    write(tmp_path, 0, 1, ShardState("model", {}, {}, (), Progress(9)))
     assert version_in(tmp_path) == expected
     assert not list(tmp_path.glob("*.partial"))
 
@@ -455,14 +458,14 @@ def test_a_full_disk_leaves_the_snapshots_as_they_were(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names(tmp_path) == [before.name]
-    assert read(tmp_path, DIGEST, rows_of(0, 1)).version == 1
+    assert read(tmp_path, DIGEST, rows_of(0, 1)).progress.version == 1
     write(tmp_path, 0, 1, shard(0, 1, 2), keep=1)
-    assert read(tmp_path, DIGEST, rows_of(0, 1)).version == 2
+    assert read(tmp_path, DIGEST, rows_of(0, 1)).progress.version == 2
 
 
 def test_equal_paths_raise(tmp_path):
     [part] = small(1).parts
-    twice = ShardState(DIGEST, 1, {}, {}, (part, part), {}, {})
+    twice = ShardState(DIGEST, {}, {}, (part, part), Progress(1))
     with pytest.raises(ValueError, match="two variables have the path 'w'"):
         write(tmp_path, 0, 1, twice)
     with pytest.raises(ValueError, match="two variables have the path 'w'"):

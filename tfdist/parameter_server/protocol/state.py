@@ -30,6 +30,36 @@ class Held(msgspec.Struct, frozen=True):
     constraint: dict[str, Any] | None = None
 
 
+SequenceRows = tuple[tuple[int, int, int], ...]
+"""Worker, incarnation, and the sequence of its last push: a dictionary in a form that messages and JSON can have."""
+
+
+def rows_of_sequences(sequences: Mapping[tuple[int, int], int]) -> SequenceRows:
+    """Returns a dictionary of sequences, by worker and incarnation, as rows."""
+    return tuple((*source, sequence) for source, sequence in sequences.items())
+
+
+def sequences_of_rows(rows: SequenceRows) -> dict[tuple[int, int], int]:
+    """Returns rows of sequences as a dictionary, by worker and incarnation."""
+    return {(worker, incarnation): sequence for worker, incarnation, sequence in rows}
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a shard's training is: what has to survive together with its values, in snapshots and in copies.
+
+    Attributes:
+        version: number of updates that were applied.
+        counted: by worker, the number of its pushes that were counted.
+        applied: worker, incarnation, and the sequence of its last push that was applied or dropped.
+        assigned: version at the last assignment to the variables by a program; -1 if there was none.
+    """
+
+    version: int
+    counted: dict[int, int] = {}
+    applied: SequenceRows = ()
+    assigned: int = -1
+
+
 @dataclass(frozen=True)
 class State:
     """Values of variables, and the optimizer's variables.

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.protocol.gradients import PushedGradients
-from tfdist.parameter_server.protocol.state import State
+from tfdist.parameter_server.protocol.state import State, rows_of_sequences, sequences_of_rows
 from tfdist.parameter_server.server.replication_messages import (
     DealsCopy,
     LedgerState,
@@ -70,12 +70,12 @@ def append_shard(append: Append, key: Key, shard: Shard) -> None:
         {} if shard.store is None else shard.store.config,
         slots,
         scalars,
+        shard.progress,
         _ledger_state(shard.ledger),
         dict(shard.incarnations),
-        _rows(shard.sequences),
-        _rows(shard.applied),
+        rows_of_sequences(shard.sequences),
         dict(shard.tickets.decisions),
-        shard.assigned,
+        dict(shard.assigned.puts),
         waiting,
         arrays=[*state.arrays(), *(array for one in pushed for array in one.gradients.arrays())],
     )
@@ -97,18 +97,15 @@ def put_shard(shards: Shards, copy: ShardCopy, arrays: list[np.ndarray]) -> None
             copy.optimizer,
             State.of_arrays(arrays[:cut], len(copy.held), copy.slots, copy.scalars),
         )
-    books, ledger = copy.books, shard.ledger
-    ledger.version, ledger.awaited, ledger.idle = books.version, set(books.awaited), frozenset(books.idle)
-    ledger.workers, ledger.round = books.workers, books.round
-    ledger.done.extend(books.done)
-    for mine, counts in (
-        (ledger.counted, books.counted),
-        (ledger.dropped, books.dropped),
-        (ledger.staleness, books.staleness),
-    ):
-        mine.update(counts)
-    shard.incarnations, shard.tickets.decisions, shard.assigned = copy.incarnations, copy.decisions, copy.assigned
-    shard.sequences, shard.applied = _by_source(copy.sequences), _by_source(copy.applied)
+    shard.restore(copy.progress)
+    ledger, copied = shard.ledger, copy.ledger
+    ledger.awaited, ledger.idle = set(copied.awaited), frozenset(copied.idle)
+    ledger.workers, ledger.round = copied.workers, copied.round
+    ledger.done.extend(copied.done)
+    ledger.dropped.update(copied.dropped)
+    ledger.staleness.update(copied.staleness)
+    shard.incarnations, shard.tickets.decisions, shard.assigned.puts = copy.incarnations, copy.decisions, copy.puts
+    shard.sequences = sequences_of_rows(copy.sequences)
     rest = iter(arrays[cut:])
     for one in copy.waiting:
         assert shard.store is not None
@@ -180,7 +177,7 @@ def append_table(append: Append, served: Served) -> None:
         served.optimizer,
         tuple(state),
         senders,
-        _rows(served.sequences),
+        rows_of_sequences(served.sequences),
         arrays=list(state.values()),
     )
 
@@ -194,7 +191,7 @@ def put_table(shards: Shards, copy: TableCopy, arrays: list[np.ndarray]) -> None
     senders = {worker: Sender(*sequences) for worker, *sequences in copy.senders}
     together = Round(range(described.workers)) if described.workers else None  # workers send waiting parts again
     shards.tables.put(
-        Served(described, table, copy.optimizer, None, senders, _by_source(copy.sequences), round=together)
+        Served(described, table, copy.optimizer, None, senders, sequences_of_rows(copy.sequences), round=together)
     )
 
 
@@ -217,21 +214,11 @@ def put_deals(shards: Shards, copy: DealsCopy) -> None:
 
 def _ledger_state(ledger: Ledger) -> LedgerState:
     return LedgerState(
-        ledger.version,
         tuple(ledger.awaited),
         tuple(ledger.idle),
         dict(ledger.workers),
         ledger.round,
         tuple(ledger.done),
-        dict(ledger.counted),
         dict(ledger.dropped),
         dict(ledger.staleness),
     )
-
-
-def _rows(sequences: dict[tuple[int, int], int]) -> tuple[tuple[int, int, int], ...]:
-    return tuple((*source, sequence) for source, sequence in sequences.items())
-
-
-def _by_source(rows: tuple[tuple[int, int, int], ...]) -> dict[tuple[int, int], int]:
-    return {(worker, incarnation): sequence for worker, incarnation, sequence in rows}

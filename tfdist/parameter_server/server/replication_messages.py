@@ -13,11 +13,10 @@ import msgspec
 from tfdist.parameter_server.protocol.gradients import Kind
 from tfdist.parameter_server.protocol.messages import Decision
 from tfdist.parameter_server.protocol.programs import Program
-from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.state import Held, Progress, SequenceRows
 from tfdist.parameter_server.protocol.tables import AttachTable
 from tfdist.parameter_server.protocol.wire import Codec, Message
 from tfdist.parameter_server.server.shards import Key
-from tfdist.parameter_server.shard.assigned import Assigned
 from tfdist.parameter_server.shard.ledger import Gradient, Worker
 
 
@@ -90,15 +89,13 @@ class PendingGradients(msgspec.Struct, frozen=True):
 
 
 class LedgerState(msgspec.Struct, frozen=True):
-    """The bookkeeping of a shard; attributes as in `tfdist.parameter_server.shard.ledger.Ledger`."""
+    """What a shard's ledger has besides `Progress`; attributes as in `tfdist.parameter_server.shard.ledger.Ledger`."""
 
-    version: int
     awaited: tuple[int, ...]
     idle: tuple[int, ...]
     workers: dict[int, Worker]
     round: tuple[int, int]
     done: tuple[tuple[int, int], ...]
-    counted: dict[int, int]
     dropped: dict[int, int]
     staleness: dict[int, int]
 
@@ -113,12 +110,12 @@ class ShardCopy(Entry, frozen=True):
         optimizer: the optimizer, serialized by `keras.saving.serialize_keras_object`.
         slots: for each variable, the names of its slots.
         scalars: names of the optimizer's scalars.
-        books: bookkeeping of the shard's ledger.
+        progress: what was counted and applied.
+        ledger: rest of the ledger.
         incarnations: by worker, its incarnation.
         sequences: worker, incarnation, and sequence of the last push that was counted.
-        applied: worker, incarnation, and sequence of the last push that was applied.
         decisions: by worker, the sequence of its last committed push and the decision about it.
-        assigned: the last assignments to the variables.
+        puts: by worker, incarnation and id of its last `Put` message that was applied.
         waiting: gradients that wait to be applied, in order of arrival.
     """
 
@@ -128,12 +125,12 @@ class ShardCopy(Entry, frozen=True):
     optimizer: dict[str, Any]
     slots: tuple[tuple[str, ...], ...]
     scalars: tuple[str, ...]
-    books: LedgerState
+    progress: Progress
+    ledger: LedgerState
     incarnations: dict[int, int]
-    sequences: tuple[tuple[int, int, int], ...]
-    applied: tuple[tuple[int, int, int], ...]
+    sequences: SequenceRows
     decisions: dict[int, tuple[int, Decision]]
-    assigned: Assigned
+    puts: dict[int, tuple[int, int]]
     waiting: tuple[PendingGradients, ...]
 
 
@@ -176,7 +173,7 @@ class TableCopy(Entry, frozen=True):
     optimizer: dict[str, Any] | None
     names: tuple[str, ...]
     senders: tuple[tuple[int, int, int, int], ...]
-    sequences: tuple[tuple[int, int, int], ...]
+    sequences: SequenceRows
 
 
 class DealsCopy(Entry, frozen=True):

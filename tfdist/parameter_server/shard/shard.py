@@ -34,7 +34,7 @@ from tfdist.parameter_server.protocol.messages import (
 )
 from tfdist.parameter_server.protocol.packing import VariableSpec
 from tfdist.parameter_server.protocol.report import ModelReport, WorkerReport
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import Held, Progress, State, rows_of_sequences, sequences_of_rows
 from tfdist.parameter_server.protocol.wire import Message
 from tfdist.parameter_server.shard.assigned import Assigned
 from tfdist.parameter_server.shard.hogwild_store import MemoryStore
@@ -269,7 +269,7 @@ class Shard:
             self.ledger.enter(message.worker, self.sequences.get((message.worker, message.incarnation), -1))
         for part in self.parts:
             part.attached(message.worker)
-        counted = tuple((*source, sequence) for source, sequence in self.sequences.items()) if message.joins else ()
+        counted = rows_of_sequences(self.sequences) if message.joins else ()
         answer(Attached(message.id, self.ledger.workers[message.worker].clock, self.store is not None, counted), ())
 
     def _create(self, message: Create, arrays: list[np.ndarray], answer: Answer) -> None:
@@ -291,11 +291,7 @@ class Shard:
         )
         found = self.snapshots.find(message.model, message.held) if self.snapshots is not None else None
         if found is not None:
-            self.ledger.version = found.version
-            self.assigned.version = found.assigned
-            self.ledger.counted.update(found.counted)
-            self.sequences |= found.sequences
-            self.applied |= found.sequences
+            self.restore(found.progress)
             for worker, incarnation in self.incarnations.items():
                 one = self.ledger.workers[worker]
                 one.sequence = max(one.sequence, self.sequences.get((worker, incarnation), -1))
@@ -323,6 +319,20 @@ class Shard:
         for part in self.parts:
             part.begin(whole, self.store.shapes)
 
+    @property
+    def progress(self) -> Progress:
+        """What was counted and applied."""
+        applied = rows_of_sequences(self.applied)
+        return Progress(self.ledger.version, dict(self.ledger.counted), applied, self.assigned.version)
+
+    def restore(self, progress: Progress) -> None:
+        """Takes over what was counted and applied; pushes that were not applied have to come again."""
+        self.ledger.version, self.assigned.version = progress.version, progress.assigned
+        self.ledger.counted.update(progress.counted)
+        applied = sequences_of_rows(progress.applied)
+        self.sequences |= applied
+        self.applied |= applied
+
     def take_snapshot(self) -> None:
         """Writes a snapshot of all applied updates, in the background."""
         if self.snapshots is None or self.store is None:
@@ -336,14 +346,11 @@ class Shard:
         waiting = [(one.source[0], one.ticket) for one in self.pushed.values() if one.ticket is not None]
         written = ShardState(
             self.model,
-            self.ledger.version,
             self.store.config,
             dict(state.scalars),
             parts,
-            dict(self.ledger.counted),
-            dict(self.applied),
+            self.progress,
             self.tickets.books(waiting),
-            self.assigned.version,
         )
         self.snapshots.write(written, (self.ledger.version, self.store.edition))  # assignments raise the edition only
 

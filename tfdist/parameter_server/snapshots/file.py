@@ -34,6 +34,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
+from tfdist.parameter_server.protocol.state import Progress
 from tfdist.parameter_server.snapshots.state import PartState, ShardState, SnapshotError
 
 _FORMAT = "tfdist snapshot"
@@ -86,20 +87,16 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         format: constant that marks a snapshot.
         format_version: version of the file's layout.
-        sequences: tuples of a worker, its incarnation and the sequence of its last push that was applied or dropped.
     """
 
     format: str = _FORMAT
     format_version: int = _VERSION
     digest: str
-    version: int
     optimizer: dict[str, Any]
     scalars: dict[str, Stored]
     parts: tuple[StoredPart, ...]
-    counted: dict[int, int]
-    sequences: tuple[tuple[int, int, int], ...]
+    progress: Progress
     deals: dict[str, Any] | None = None
-    assigned: int = -1
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -140,14 +137,11 @@ def save(file: IO[bytes], state: ShardState) -> None:
     )
     metadata = Metadata(
         digest=state.digest,
-        version=state.version,
         optimizer=state.optimizer,
         scalars={name: store(f"scalar:{name}", scalar) for name, scalar in state.scalars.items()},
         parts=parts,
-        counted=state.counted,
-        sequences=tuple((*of, sequence) for of, sequence in state.sequences.items()),
+        progress=state.progress,
         deals=state.deals,
-        assigned=state.assigned,
     )
     # Python's JSON keeps infinity and NaN, as a config may have; msgspec's writes null for them.
     text = json.dumps(msgspec.to_builtins(metadata, str_keys=True))

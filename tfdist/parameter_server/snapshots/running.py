@@ -57,7 +57,7 @@ class Snapshots:
                 "tfdist: parameter server %d goes on from the snapshots in %s, with %d updates.",
                 self._server,
                 self._folder,
-                state.version,
+                state.progress.version,
             )
         return state
 
@@ -87,7 +87,7 @@ class Snapshots:
             mark: value that differs for each state; None takes the state's version.
         """
         self._due = time.monotonic() + self._seconds
-        mark = state.version if mark is None else mark
+        mark = state.progress.version if mark is None else mark
         if self._written == mark or (self._writer is not None and self._writer.is_alive()):
             return
         self._written = mark

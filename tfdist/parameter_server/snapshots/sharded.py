@@ -17,8 +17,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from tfdist.parameter_server.protocol.state import rows_of_sequences
 from tfdist.parameter_server.snapshots.file import DamagedError, Metadata, describe, load, save
 from tfdist.parameter_server.snapshots.folder import (
     PARTIAL,
@@ -108,16 +110,15 @@ def read(folder: Path, digest: str, wanted: Sequence[Rows]) -> ShardState | None
     Damaged files are skipped with a warning; older files then give the rows.
 
     If all rows come from one file, the state is exactly that of its server: all rows contain the same pushes, and
-    ``sequences`` tells which. This holds for a server that is started again in an unchanged cluster, and for any number
-    of servers that read the snapshot of a single server.
+    ``progress.applied`` tells which. This holds for a server that is started again in an unchanged cluster, and for
+    any number of servers that read the snapshot of a single server.
 
     Rows of several files may contain different pushes. Then
 
-    - ``version``, ``scalars``, ``optimizer``, ``counted`` and ``assigned`` are those of the file with the lowest
-      version, so that they fit each other: iterations count the updates that all rows contain, and some rows contain
-      a few more.
-    - ``sequences`` are the highest of all files. So a repeated push is never applied twice to any row. A push that only
-      some rows contain is lost for the others, like the pushes after a snapshot.
+    - ``progress``, ``scalars`` and ``optimizer`` are those of the file with the lowest version, so that they fit each
+      other: iterations count the updates that all rows contain, and some rows contain a few more.
+    - The sequences of pushes are the highest of all files. So a repeated push is never applied twice to any row. A push
+      that only some rows contain is lost for the others, like the pushes after a snapshot.
 
     Args:
         folder: folder of all servers of the job.
@@ -170,7 +171,7 @@ def _read(folder: Path, digest: str, wanted: Sequence[Rows], damaged: dict[Path,
         if used and not any(gaps):
             break
         metadata = describe(file.path)
-        newest = max(newest, metadata.version)
+        newest = max(newest, metadata.progress.version)
         if metadata.digest != digest:
             raise SnapshotError(
                 f"the snapshots in {folder} are of another model: {file.path.name} has the digest {metadata.digest}, "
@@ -207,7 +208,7 @@ def _take(gaps: list[tuple[int, int]], begin: int, end: int) -> tuple[list[tuple
 
 
 def _assembled(pieces: list[list[_Piece]], used: dict[SnapshotName, Metadata]) -> ShardState:
-    base = min(used, key=lambda file: (used[file].version, -file.number))
+    base = min(used, key=lambda file: (used[file].progress.version, -file.number))
     parts: list[list[PartState]] = [[] for _ in pieces]
     scalars: dict[str, np.ndarray] = {}
     for file in used:
@@ -217,21 +218,13 @@ def _assembled(pieces: list[list[_Piece]], used: dict[SnapshotName, Metadata]) -
         for (index, _), part in zip(here, loaded, strict=True):
             parts[index].append(part)
     whole = tuple(join(sorted(of_one, key=lambda part: part.begin)) for of_one in parts)
-    sequences: dict[tuple[int, int], int] = {}
+    applied: dict[tuple[int, int], int] = {}
     for metadata in used.values():
-        for worker, incarnation, sequence in metadata.sequences:
-            sequences[worker, incarnation] = max(sequence, sequences.get((worker, incarnation), sequence))
-    newest = used[base]
-    return ShardState(
-        newest.digest,
-        newest.version,
-        newest.optimizer,
-        scalars,
-        whole,
-        newest.counted,
-        sequences,
-        assigned=newest.assigned,
-    )
+        for worker, incarnation, sequence in metadata.progress.applied:
+            applied[worker, incarnation] = max(sequence, applied.get((worker, incarnation), sequence))
+    oldest = used[base]
+    progress = msgspec.structs.replace(oldest.progress, applied=rows_of_sequences(applied))
+    return ShardState(oldest.digest, oldest.optimizer, scalars, whole, progress)
 
 
 def _missing(

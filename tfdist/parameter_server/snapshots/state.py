@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import TfdistError
+from tfdist.parameter_server.protocol.state import Progress
 
 
 class SnapshotError(TfdistError):
@@ -98,23 +99,17 @@ class ShardState:
 
     Attributes:
         digest: digest of the model's variables; the same for any number of servers.
-        version: the number of updates that were applied.
         optimizer: the optimizer, serialized by Keras to JSON values.
         scalars: by name, the optimizer's variables that belong to no variable, such as iterations and learning rate.
         parts: parts of the variables that the server holds.
-        counted: by worker, the number of its pushes that were counted.
-        sequences: by worker and incarnation, the sequence of the last push that was applied or dropped.
+        progress: what was counted and applied.
         deals: state of the job's dealer (see `tfdist.parameter_server.dealing.deals.DealerService.state`); None if this
             server has no dealer.
-        assigned: version at the last assignment to the variables by a program; -1 if there was none.
     """
 
     digest: str
-    version: int
     optimizer: dict[str, Any]
     scalars: dict[str, np.ndarray]
     parts: tuple[PartState, ...]
-    counted: dict[int, int]
-    sequences: dict[tuple[int, int], int]
+    progress: Progress
     deals: dict[str, Any] | None = None
-    assigned: int = -1

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.parameter_server.protocol.state import Progress, rows_of_sequences, sequences_of_rows
 from tfdist.parameter_server.snapshots import sharded
 from tfdist.parameter_server.snapshots.folder import SnapshotName, snapshots_of
 from tfdist.parameter_server.snapshots.running import Snapshots
@@ -85,7 +86,9 @@ class TableSnapshots:
                 failure = failure or error
                 continue
             if found is not None:
-                return TableState(found.optimizer, [part.slots for part in found.parts], found.sequences)
+                return TableState(
+                    found.optimizer, [part.slots for part in found.parts], sequences_of_rows(found.progress.applied)
+                )
         if failure is not None:
             raise failure
         return None
@@ -99,7 +102,8 @@ class TableSnapshots:
         """
         (arrays,) = state.states
         part = PartState(_part(self.server, self.servers), 0, 1, 1, np.array(iterations, np.int64), dict(arrays))
-        self._kept.write(ShardState(self._table, iterations, state.optimizer, {}, (part,), {}, state.sequences))
+        progress = Progress(iterations, applied=rows_of_sequences(state.sequences))
+        self._kept.write(ShardState(self._table, state.optimizer, {}, (part,), progress))
 
     def wait(self) -> None:
         """Waits for the snapshot that is being written."""
