@@ -9,7 +9,7 @@ import pytest
 
 from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.options.arguments import Arguments
-from tfdist.parameter_server.options.staleness import DelayCompensated, DropBeyond
+from tfdist.parameter_server.options.staleness import DelayCompensated, DropBeyond, Unscaled
 from tfdist.parameter_server.options.synchronization import (
     Asynchronous,
     BoundedStaleness,
@@ -34,7 +34,7 @@ from tfdist.parameter_server.protocol.messages import (
 )
 from tfdist.parameter_server.protocol.state import Held, Progress, State
 from tfdist.parameter_server.shard.ledger import Ledger
-from tfdist.parameter_server.shard.parts import parts_of
+from tfdist.parameter_server.shard.parts import Part, parts_of
 from tfdist.parameter_server.shard.shard import Shard
 from tfdist.parameter_server.snapshots import sharded
 from tfdist.parameter_server.snapshots.running import Snapshots
@@ -204,6 +204,19 @@ def test_late_gradients_are_corrected():
     push = Push(talk.number, 1, 1, 0, 0, read, 1.0)
     talk.shard.heard(push, [np.full(15, 0.25, np.float32)], lambda *answer: None)
     assert talk.bias == -0.5 - (0.25 - 0.25**2 * 0.5)
+
+
+@pytest.mark.parametrize(("late", "reads"), [(Unscaled(), 0), (DelayCompensated(1.0), 2)], ids=str)
+def test_whole_parameters_are_copied_only_for_parts_that_read_them(late, reads, monkeypatch):
+    talk = Talk(Asynchronous(late), workers=2)
+    talk.shard.parts = [*talk.shard.parts, Part()]
+    vectors, copies = talk.shard.store.vectors, []
+    monkeypatch.setattr(talk.shard.store, "vectors", lambda *kinds: copies.append(kinds) or vectors(*kinds))
+    talk.pull(1)
+    talk.push(0)
+    talk.shard.heard(Push(90, 1, 1, 0, 0, 0, 1.0), ONES, lambda *answer: None)
+    assert talk.shard.ledger.staleness[1] == 1
+    assert copies.count(()) == reads
 
 
 def test_a_push_that_comes_twice_counts_once():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from tfdist.parameter_server.options.staleness import DelayCompensated
 from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes, distinct_rows
 
 _EPSILON = 1e-7
+
+Now = Callable[[], Sequence[np.ndarray]]
+"""Reads the current parameters, in the layout of all variables. It copies them, and nobody may change the copy."""
 
 
 class DelayCompensation:
@@ -29,30 +32,28 @@ class DelayCompensation:
         self._read: dict[int, dict[int, Sequence[np.ndarray]]] = {}
         self._squares: dict[int, np.ndarray] = {}
 
-    def sent(self, worker: int, version: int, vectors: Sequence[np.ndarray]) -> None:
+    def sent(self, worker: int, version: int, now: Now) -> None:
         """Records the parameters that were sent to a worker.
 
         Args:
             worker: number of the worker.
             version: version of the parameters.
-            vectors: the parameters; nobody may change them later.
+            now: function that reads the current parameters.
         """
-        self._read.setdefault(worker, {})[version] = vectors
+        self._read.setdefault(worker, {})[version] = now()
 
     def forget(self, worker: int) -> None:
         """Drops the parameters that were recorded for a worker."""
         self._read.pop(worker, None)
 
-    def corrected(
-        self, worker: int, version: int, gradients: PushedGradients, now: Sequence[np.ndarray]
-    ) -> PushedGradients:
+    def corrected(self, worker: int, version: int, gradients: PushedGradients, now: Now) -> PushedGradients:
         """Returns a worker's gradients, corrected if the parameters that it has read are known.
 
         Args:
             worker: number of the worker.
             version: version of the parameters that the gradients were computed at.
             gradients: gradients of the shard's variables.
-            now: the current parameters, in the layout of all variables.
+            now: function that reads the current parameters.
         """
         kept = self._read.get(worker, {})
         for earlier in [number for number in kept if number < version]:
@@ -60,13 +61,13 @@ class DelayCompensation:
         if version not in kept:
             return gradients
         layout, everything = self._shapes.layout(gradients.kinds), self._shapes.layout()
-        given = layout.arrays(gradients.vectors)
+        given, newest = layout.arrays(gradients.vectors), now()
         arrays: list[np.ndarray | None] = [None] * len(gradients.kinds)
         sparse = {}
         for place, kind in enumerate(gradients.kinds):
             if kind == "none":
                 continue
-            moved = everything.array(place, now) - everything.array(place, kept[version])
+            moved = everything.array(place, newest) - everything.array(place, kept[version])
             if kind == "dense":
                 arrays[place] = self._of(place, given[place], moved, slice(None))
             else:

@@ -13,7 +13,7 @@ from tfdist.parameter_server.protocol.differences import EncodedAnswer, Paramete
 from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
 from tfdist.parameter_server.protocol.messages import Push
 from tfdist.parameter_server.protocol.packing import Unpacker, VariableSpec
-from tfdist.parameter_server.shard.delay_compensation import DelayCompensation
+from tfdist.parameter_server.shard.delay_compensation import DelayCompensation, Now
 
 
 class Part:
@@ -41,16 +41,14 @@ class Part:
         """
         return None
 
-    def corrected(
-        self, worker: int, version: int, gradients: PushedGradients, now: Sequence[np.ndarray]
-    ) -> PushedGradients:
+    def corrected(self, worker: int, version: int, gradients: PushedGradients, now: Now) -> PushedGradients:
         """Returns late gradients as they are to be applied.
 
         Args:
             worker: number of the worker.
             version: version of the parameters that the gradients were computed at.
             gradients: the worker's gradients.
-            now: the current parameters, in the layout of all variables.
+            now: function that reads the current parameters.
         """
         return gradients
 
@@ -63,13 +61,13 @@ class Part:
         """
         return None
 
-    def sent(self, worker: int, version: int, now: Sequence[np.ndarray]) -> None:
+    def sent(self, worker: int, version: int, now: Now) -> None:
         """Notes that a worker gets the current parameters.
 
         Args:
             worker: number of the worker.
             version: version of the parameters.
-            now: the parameters; nobody may change them later.
+            now: function that reads the current parameters.
         """
 
 
@@ -144,14 +142,12 @@ class CompensatedDelays(Part):
         if self._compensation is not None:
             self._compensation.forget(worker)
 
-    def corrected(
-        self, worker: int, version: int, gradients: PushedGradients, now: Sequence[np.ndarray]
-    ) -> PushedGradients:
+    def corrected(self, worker: int, version: int, gradients: PushedGradients, now: Now) -> PushedGradients:
         """Returns the gradients with the correction."""
         assert self._compensation is not None
         return self._compensation.corrected(worker, version, gradients, now)
 
-    def sent(self, worker: int, version: int, now: Sequence[np.ndarray]) -> None:
+    def sent(self, worker: int, version: int, now: Now) -> None:
         """Keeps the parameters that a worker reads."""
         assert self._compensation is not None
         self._compensation.sent(worker, version, now)

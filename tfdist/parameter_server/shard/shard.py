@@ -437,7 +437,7 @@ class Shard:
         assert self.store is not None
         gradients = pushed.gradients
         for part in self.parts:
-            gradients = part.corrected(pushed.source[0], pushed.read, gradients, self.store.vectors())
+            gradients = part.corrected(pushed.source[0], pushed.read, gradients, self.store.vectors)
         return gradients
 
     def _answer_or_park(self, one: Parked) -> None:
@@ -475,7 +475,7 @@ class Shard:
             values, arrays = self._newer(message, clock)
         if isinstance(message, Push) or message.what == "values":
             for part in self.parts:
-                part.sent(message.worker, self.ledger.version, self.store.vectors())
+                part.sent(message.worker, self.ledger.version, self.store.vectors)
         self._traffic.sent += sum(array.nbytes for array in arrays)
         self._traffic.waited[message.worker] += time.monotonic() - one.since
         if isinstance(message, Push) and message.ticket is not None:
