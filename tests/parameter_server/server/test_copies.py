@@ -14,15 +14,15 @@ from tfdist.parameter_server.options.synchronization import (
     SoftSync,
     Synchronous,
 )
-from tfdist.parameter_server.protocol.dealing import BeginEpoch, Dealt, Take
+from tfdist.parameter_server.protocol.dealing import BeginEpoch, DealtBatch, TakeBatch
 from tfdist.parameter_server.protocol.messages import (
     FROM_WORKER,
     Attach,
-    Create,
+    CompareState,
+    CreateShard,
     Decision,
     Done,
-    GiveState,
-    Leave,
+    LeaveModel,
     Pull,
     Push,
     Refused,
@@ -30,18 +30,18 @@ from tfdist.parameter_server.protocol.messages import (
     Suspend,
     Values,
 )
-from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.state import HeldRows
 from tfdist.parameter_server.protocol.tables import AttachTable, ExportTable, Lookup, UpdateRows
 from tfdist.parameter_server.server import copies
-from tfdist.parameter_server.server.follower import Replica
-from tfdist.parameter_server.server.replication_messages import FROM_LEADER, Begin, Heard
+from tfdist.parameter_server.server.follower import ServerReplica
+from tfdist.parameter_server.server.replication_messages import FROM_LEADER, BeginStream, WorkerMessage
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.parameter_server.shard.ledger import Ledger
 from tfdist.parameter_server.shard.shard import Shard
 from tfdist.parameter_server.tables.tables import Tables
 from tfdist.parameter_server.worker.layer_states import digest
 
-HELD = (Held("embedding", 0, 6, 6), Held("bias", 0, 2, 2))
+HELD = (HeldRows("embedding", 0, 6, 6), HeldRows("bias", 0, 2, 2))
 WORKERS = 3
 
 
@@ -55,7 +55,7 @@ class Pair:
             return made
 
         self.leader = make()
-        self.replica = Replica(make, 0)
+        self.replica = ServerReplica(make, 0)
         self.stream = self.entries = 0
         self.number = 0
         self.answers = {}
@@ -65,7 +65,7 @@ class Pair:
         """A new follower gets everything."""
         self.replica.is_whole = False
         self.stream, self.entries = self.stream + 1, 0
-        self.append(Begin)
+        self.append(BeginStream)
         copies.append_all(self.append, self.leader)
 
     def append(self, kind, *attributes, arrays=()):
@@ -85,7 +85,7 @@ class Pair:
             self.answers[worker] = message, [array.copy() for array in arrays]
 
         self.leader.heard(b"%d" % worker, *FROM_WORKER.decode(frames), answer)
-        self.append(Heard, b"%d" % worker, arrays=[np.frombuffer(frame, np.uint8) for frame in frames])
+        self.append(WorkerMessage, b"%d" % worker, arrays=[np.frombuffer(frame, np.uint8) for frame in frames])
         return self.answers.get(worker, (None, []))[0]
 
     def build(self, optimizer):
@@ -95,7 +95,7 @@ class Pair:
             self.say(worker, Attach, "Adam-1")
             self.say(
                 worker,
-                Create,
+                CreateShard,
                 "Adam-1",
                 HELD,
                 config,
@@ -193,7 +193,7 @@ def test_finished_model_stays_finished_in_a_copy():
     pair = Pair(Asynchronous())
     pair.build(keras.optimizers.SGD(1.0))
     for worker in range(WORKERS):
-        pair.say(worker, Leave, True)
+        pair.say(worker, LeaveModel, True)
     pair.begin()
     assert pair.leader.models() == pair.replica.shards.models() == []
     assert pair.replica.shards.over == pair.leader.over != set()
@@ -205,13 +205,13 @@ def test_outstanding_batches_are_dealt_again_after_a_copy():
     pair.build(keras.optimizers.SGD(1.0))
     plan = 0, 0, 6, 2, None
     pair.say(1, BeginEpoch, *plan)
-    before = pair.say(1, Take, 0, 0, 0)
+    before = pair.say(1, TakeBatch, 0, 0, 0)
     pair.begin()
-    assert pair.say(1, Take, 0, 0, 1).is_unknown
+    assert pair.say(1, TakeBatch, 0, 0, 1).is_unknown
     for worker in (1, 2):
         pair.say(worker, BeginEpoch, *plan)
-    dealt = [pair.say(worker, Take, 0, 0, request) for request, worker in enumerate((1, 2, 1), 2)]
-    assert isinstance(before, Dealt)
+    dealt = [pair.say(worker, TakeBatch, 0, 0, request) for request, worker in enumerate((1, 2, 1), 2)]
+    assert isinstance(before, DealtBatch)
     assert sorted(one.start for one in dealt) == [0, 2, 4]
     gradient = [np.ones(14, np.float32)]
     late = pair.say(1, Push, 0, 0, 0, 1.0, (), False, None, before.ticket, arrays=gradient)
@@ -228,11 +228,11 @@ def test_outstanding_batches_are_dealt_again_after_a_copy():
 
 def test_copy_contains_the_chiefs_weights():
     pair, given = Pair(Asynchronous()), ("digest", 0, 0, ("a",), (digest(np.ones(3)),))
-    pair.say(0, GiveState, *given)
-    pair.say(0, GiveState, *given, (0,), arrays=[np.ones(3)])
+    pair.say(0, CompareState, *given)
+    pair.say(0, CompareState, *given, (0,), arrays=[np.ones(3)])
     pair.begin()
     found = []
-    asked = GiveState(9, 1, 1, *given[:-1], (digest(np.zeros(3)),))
+    asked = CompareState(9, 1, 1, *given[:-1], (digest(np.zeros(3)),))
     pair.replica.shards.heard(b"1", asked, [], lambda *answer: found.append(answer))
     ((answer, (array,)),) = found
     assert answer == StateDiffers(9, (0,))

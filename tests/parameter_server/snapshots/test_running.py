@@ -3,11 +3,11 @@ import logging
 import numpy as np
 import pytest
 
-from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.state import HeldRows
 from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.snapshots.sharded import PartState, ShardState, SnapshotError
 
-HELD = (Held("w", 0, 3, 3),)
+HELD = (HeldRows("w", 0, 3, 3),)
 
 
 def state_of(version):

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldRows(msgspec.Struct, frozen=True):
     """Rows of a variable that a server holds.
 
     Attributes:
@@ -31,7 +31,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """Values of variables, and the optimizer's variables.
 
     Attributes:
@@ -60,7 +60,7 @@ class State:
         variables: int,
         slots: Sequence[Sequence[str]],
         scalars: Sequence[str],
-    ) -> State:
+    ) -> TrainingState:
         """Makes a state from what `arrays` and `names` have returned.
 
         Args:

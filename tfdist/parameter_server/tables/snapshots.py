@@ -1,7 +1,7 @@
 """A table's snapshots: each server writes its rows, and any number of servers can read them.
 
 The files are those of `tfdist.parameter_server.snapshots.sharded`, with one part for each server, ``0-of-2``
-for example. Its value is the number of updates, and the arrays of `Table.state` are its slots.
+for example. Its value is the number of updates, and the arrays of `EmbeddingTable.state` are its slots.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TableState:
 
     Attributes:
         optimizer: optimizer of the rows, serialized by `keras.optimizers.serialize`; empty if no worker had set it.
-        states: `Table.state` of each server that wrote the snapshot, or of this server alone.
+        states: `EmbeddingTable.state` of each server that wrote the snapshot, or of this server alone.
         sequences: by worker and incarnation, the sequence of the last update that counted.
     """
 
