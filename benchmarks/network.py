@@ -62,12 +62,12 @@ def measure_algorithms(names, mib, repeats):
     import numpy as np
 
     from tfdist.collectives.algorithms import ALGORITHMS
-    from tfdist.collectives.cost import Model
+    from tfdist.collectives.cost import CostModel
     from tfdist.engine import calibration
-    from tfdist.engine.group import Group
+    from tfdist.engine.group import ProcessGroup
 
     joined = engine()
-    model = Model(joined.communicator.hosts, calibration.measure(Group(joined)))
+    model = CostModel(joined.communicator.hosts, calibration.measure(ProcessGroup(joined)))
     buffer = joined.communicator.take(int(mib * 2**20)).view(np.float32)
     buffer[...] = 0
     found = {}

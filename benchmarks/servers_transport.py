@@ -133,7 +133,7 @@ class Grpc:
 
 
 class Tfdist:
-    """tfdist's `Connection` and `Server`, with a shard that only answers."""
+    """tfdist's `Connection` and `ParameterServer`, with a shard that only answers."""
 
     secret = b""
 
@@ -146,7 +146,7 @@ class Tfdist:
     @classmethod
     def serve(cls, values):
         from tfdist.parameter_server.protocol.messages import Done, Pull, Values
-        from tfdist.parameter_server.server.server import Server
+        from tfdist.parameter_server.server.server import ParameterServer
 
         class Shards:
             tables = ()
@@ -160,7 +160,7 @@ class Tfdist:
                 else:
                     answer(Done(message.id, version=0), [])
 
-        server = Server(Shards(), "127.0.0.1:0", cls.keys())
+        server = ParameterServer(Shards(), "127.0.0.1:0", cls.keys())
         print(server.address, flush=True)
         server.run()
 

@@ -25,7 +25,7 @@ from tfdist.engine import calibration  # noqa: E402
 from tfdist.engine.bridge import Bridge  # noqa: E402
 from tfdist.engine.edges import Edges  # noqa: E402
 from tfdist.engine.exchange import Exchange  # noqa: E402
-from tfdist.engine.group import Group as EngineGroup  # noqa: E402
+from tfdist.engine.group import ProcessGroup  # noqa: E402
 from tfdist.engine.slices import Slices  # noqa: E402
 from tfdist.errors import MismatchError  # noqa: E402
 from tfdist.runtime import job, world  # noqa: E402
@@ -63,7 +63,7 @@ def _not_converted(function: _Function) -> _Function:
 class _Collectives:
     """The collectives of one group."""
 
-    def __init__(self, group: EngineGroup) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self.bridge, self.slices = Bridge(group), Slices(group)
         self.exchange, self.edges = Exchange(group), Edges(group)
 
@@ -92,7 +92,7 @@ class _Context:
         self._made: dict[tuple[int, ...], _Collectives] = {}
 
     @property
-    def group(self) -> EngineGroup:
+    def group(self) -> ProcessGroup:
         """The processes that train together."""
         return self._group or self.world.group  # the second raises an error, as this process has no rank
 
@@ -102,7 +102,7 @@ class _Context:
             self._made[members] = _Collectives(self.group.subgroup(members))
         return self._made[members]
 
-    def processes(self, group: Group | None, algorithm: str | None) -> EngineGroup:
+    def processes(self, group: Group | None, algorithm: str | None) -> ProcessGroup:
         found = self.group if group is None else self.group.subgroup(group.members())
         return found if algorithm is None else found.using(algorithm, self._calibration)
 
@@ -184,7 +184,7 @@ def local_size() -> int:
     return _context().world.local_size
 
 
-def engine_group(group: Group | None = None, algorithm: str | None = None) -> EngineGroup:
+def engine_group(group: Group | None = None, algorithm: str | None = None) -> ProcessGroup:
     """Returns the engine's group of some processes, for code that is built on collectives; not for users.
 
     Args:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cli import gpu_checks
-from tfdist.cli.findings import Level
+from tfdist.cli.findings import Severity
 
 CUDA = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
 
@@ -29,7 +29,7 @@ def test_the_driver_lists_gpus(monkeypatch):
 def test_driver_without_gpus_gives_a_note(monkeypatch):
     driver(monkeypatch, "", "No devices were found\n")
     (found,) = gpu_checks.listed()
-    assert (found.level, found.text) == (Level.NOTE, "nvidia-smi finds no GPU: No devices were found")
+    assert (found.level, found.text) == (Severity.NOTE, "nvidia-smi finds no GPU: No devices were found")
 
 
 def test_missing_driver_lists_no_gpus(monkeypatch):
@@ -47,7 +47,7 @@ def test_missing_driver_lists_no_gpus(monkeypatch):
 def test_tensorflow_without_gpu_access_is_a_problem(monkeypatch, build, text, advice):
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
     (found,) = gpu_checks.try_all()
-    assert found.level is Level.PROBLEM
+    assert found.level is Severity.PROBLEM
     assert text in found.text
     assert advice in found.advice
 
@@ -71,7 +71,7 @@ def gpu(monkeypatch):
 @pytest.mark.usefixtures("gpu")
 def test_working_gpu_passes_all_checks():
     found = list(gpu_checks.try_all())
-    assert [one.level for one in found] == [Level.OK] * 3
+    assert [one.level for one in found] == [Severity.OK] * 3
     assert "finds 1" in found[0].text
     assert "sums are right" in found[1].text
     assert found[2].text == "after 5 steps, weights differ from the CPU's by 0"
@@ -81,7 +81,7 @@ def test_working_gpu_passes_all_checks():
 def test_weights_differing_from_the_cpus_are_a_problem(monkeypatch):
     monkeypatch.setattr(gpu_checks, "trained", lambda device: np.full(3, 1.0 if "GPU" in device else 1.1))
     *_, found = gpu_checks.try_all()
-    assert (found.level, found.subject) == (Level.PROBLEM, "GPU:0")
+    assert (found.level, found.subject) == (Severity.PROBLEM, "GPU:0")
     assert "differ from the CPU's by 0.1" in found.text
 
 
@@ -92,4 +92,4 @@ def test_error_on_the_gpu_is_a_problem(monkeypatch):
 
     monkeypatch.setattr(gpu_checks, "copied", full)
     *_, found = gpu_checks.try_all()
-    assert (found.level, found.text) == (Level.PROBLEM, "cannot compute: out of memory")
+    assert (found.level, found.text) == (Severity.PROBLEM, "cannot compute: out of memory")

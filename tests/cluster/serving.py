@@ -18,9 +18,9 @@ import msgspec
 from tfdist._version import __version__
 from tfdist.cluster import messages, proof, rendezvous
 from tfdist.cluster.control import Control
-from tfdist.cluster.message import Message
+from tfdist.cluster.message import RendezvousMessage
 from tfdist.cluster.messages import Claims
-from tfdist.cluster.server import JobDescription, Server
+from tfdist.cluster.server import JobDescription, RendezvousServer
 from tfdist.cluster.settings import Timeouts
 
 SECRET = b"a secret"
@@ -49,7 +49,7 @@ class Serving:
             "start_timeout": DEADLINE,
             "heartbeat_timeout": DEADLINE,
         }
-        self.server = Server(JobDescription(**{**described, **settings}))
+        self.server = RendezvousServer(JobDescription(**{**described, **settings}))
         self._listener = rendezvous.listen("127.0.0.1:0")
         self._listener.setblocking(False)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -131,7 +131,7 @@ class Task:
         line = self.line()
         return messages.from_server(line) if line else None
 
-    def wait_for(self, kind: type[Message]) -> Any:
+    def wait_for(self, kind: type[RendezvousMessage]) -> Any:
         """The next message of a type."""
         while (message := self.hear()) is not None:
             if isinstance(message, kind):
@@ -144,7 +144,7 @@ class Task:
             pass
         return message.value if message.error is None else message
 
-    def say(self, message: Message) -> None:
+    def say(self, message: RendezvousMessage) -> None:
         self.socket.sendall(messages.encode(message))
 
     def knock(self, claims: Claims, secret: bytes = SECRET, proven: Claims | None = None) -> messages.Answer | None:
@@ -172,7 +172,7 @@ def bind(tasks: list[Task]) -> list[Any]:
     """Has tasks start MPI together, as far as the server knows."""
     everyone = tuple(range(len(tasks)))
     for rank, task in enumerate(tasks):
-        task.say(messages.Gather(999, "bind", everyone, rank, binds=True))
+        task.say(messages.GatherValues(999, "bind", everyone, rank, binds=True))
     return [task.reply(999) for task in tasks]
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.serving import DEADLINE
 from tfdist.cluster import channel, messages
 from tfdist.cluster.channel import Channel, RequestTimeoutError
-from tfdist.cluster.messages import Get, Over, Ping, Reply
+from tfdist.cluster.messages import GetValue, JobOver, Ping, Reply
 from tfdist.errors import PeerLostError, RendezvousError, TfdistError
 
 
@@ -51,7 +51,7 @@ def ends():
 
 
 def get(number):
-    return Get(number, "key", wait=False)
+    return GetValue(number, "key", wait=False)
 
 
 def answered(ends, *values):
@@ -85,12 +85,12 @@ def test_error_reply_raises_rendezvous_error(ends):
 
 def test_messages_other_than_replies_go_to_the_handler(ends):
     ends.say(Ping())
-    ends.say(Over())
-    assert [ends.heard.get(timeout=DEADLINE) for _ in range(2)] == [Ping(), Over()]
+    ends.say(JobOver())
+    assert [ends.heard.get(timeout=DEADLINE) for _ in range(2)] == [Ping(), JobOver()]
 
 
 def test_requests_have_deadlines_and_end_with_a_failure(ends):
-    with pytest.raises(RequestTimeoutError, match=r"no answer to Get.* within 0.05 s"):
+    with pytest.raises(RequestTimeoutError, match=r"no answer to GetValue.* within 0.05 s"):
         ends.channel.request(get, 0.05)
     ends.channel.failure = TfdistError("interrupted")
     with pytest.raises(TfdistError, match="interrupted"):
@@ -111,7 +111,7 @@ def test_an_invalid_message_ends_it_and_the_server_is_told(ends):
     error, died = ends.failure()
     assert "host:1 sent an invalid message (DecodeError" in str(error)
     assert not died
-    assert isinstance(ends.hear(), messages.Fails)
+    assert isinstance(ends.hear(), messages.ReportFailure)
 
 
 def test_a_silent_server_is_lost(monkeypatch):

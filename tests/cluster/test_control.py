@@ -23,7 +23,18 @@ from tests.cluster.serving import (
 )
 from tfdist.cluster import messages, proof
 from tfdist.cluster.channel import RequestTimeoutError
-from tfdist.cluster.messages import Call, Get, Invite, Join, Ping, Reply, Stalled, StandIn, State, Welcome
+from tfdist.cluster.messages import (
+    CollectiveCall,
+    GetValue,
+    Invite,
+    Join,
+    Ping,
+    RankStatus,
+    Reply,
+    Stalled,
+    StandIn,
+    Welcome,
+)
 from tfdist.errors import MismatchError, PeerLostError, RendezvousError, TfdistError
 
 
@@ -86,7 +97,7 @@ def test_waiting_rank_raises_when_the_chief_dies_before_start():
         thread = threading.Thread(target=lambda: joining.append(raised(lambda: enter_and_bind(one, 3))))
         thread.start()
         with enter(job.address, 0) as chief:
-            while chief.wait_for(messages.Missing).tasks != ("worker 2 (host2:2222)",):
+            while chief.wait_for(messages.MissingTasks).tasks != ("worker 2 (host2:2222)",):
                 pass
             job.chief_dies()
             thread.join(DEADLINE)
@@ -103,7 +114,7 @@ def test_refusals_are_logged_once_with_the_missing_tasks(job, caplog):
             with Task(job.address) as stranger:
                 assert stranger.knock(claims_of(1), b"another").why
         with enter(job.address, 1) as other:
-            other.say(messages.Gather(1, "bind", (0, 1), None, binds=True))
+            other.say(messages.GatherValues(1, "bind", (0, 1), None, binds=True))
             thread.join(DEADLINE)
     refusals = [text for _, _, text in caplog.record_tuples if "refused" in text]
     assert refusals == [
@@ -141,7 +152,7 @@ def test_a_value_is_waited_for(job):
 
 def test_gather_with_a_failed_task_raises(job):
     with connected(job.address) as (one, _), enter_evaluator(job) as evaluator:
-        evaluator.say(messages.Fails("ValueError: no", mismatch=False))
+        evaluator.say(messages.ReportFailure("ValueError: no", mismatch=False))
         with pytest.raises(RendezvousError, match="evaluator 0, process 1000 on hostNone, failed: ValueError: no"):
             one.gather("values", None, (0, evaluator.number))
 
@@ -158,18 +169,18 @@ def test_concurrent_requests_get_their_own_replies(job):
 def test_ask_passes_the_reply_to_a_callback(job):
     answers, came = [], threading.Event()
     with connected(job.address) as (one, _):
-        one.ask(lambda number: Get(number, "none", wait=False), lambda value: (answers.append(value), came.set()))
+        one.ask(lambda number: GetValue(number, "none", wait=False), lambda value: (answers.append(value), came.set()))
         assert came.wait(DEADLINE)
         assert answers == [None]
 
 
 def alone(number):
     """A gather with a task that does not answer."""
-    return messages.Gather(number, "alone", (0, 1), None)
+    return messages.GatherValues(number, "alone", (0, 1), None)
 
 
 def test_no_answer_in_time(job):
-    words = "no answer to Gather.*'alone'.* within 0.05 s"
+    words = "no answer to GatherValues.*'alone'.* within 0.05 s"
     with connected(job.address) as (one, _), pytest.raises(RequestTimeoutError, match=words):
         one.request(alone, timeout=0.05)
 
@@ -196,7 +207,7 @@ def test_peer_death_fails_the_job_and_pending_requests(job):
         thread = threading.Thread(target=enter_and_bind, args=(one, 2))
         thread.start()
         with enter(job.address, 1) as other:
-            other.say(messages.Gather(1, "bind", (0, 1), None, binds=True))
+            other.say(messages.GatherValues(1, "bind", (0, 1), None, binds=True))
             thread.join(DEADLINE)
             assert one.failure is None
             asking = []
@@ -312,7 +323,7 @@ def admitted(then):
     return answer
 
 
-@pytest.mark.parametrize("line", [b"no JSON\n", b'{"type": "failed"}\n', b'{"type": "left", "task": 1}\n'])
+@pytest.mark.parametrize("line", [b"no JSON\n", b'{"type": "jobfailed"}\n', b'{"type": "taskfinished", "task": 1}\n'])
 def test_invalid_server_message_fails_the_job(line):
     heard, came = [], threading.Event()
 
@@ -327,7 +338,7 @@ def test_invalid_server_message_fails_the_job(line):
         enter_and_bind(one, 1)
         assert "sent an invalid message" in str(failure_of(one))
         assert came.wait(DEADLINE)
-        assert isinstance(heard[0], messages.Fails), "the others are told"
+        assert isinstance(heard[0], messages.ReportFailure), "the others are told"
 
 
 def test_a_silent_server_is_lost(monkeypatch):
@@ -443,7 +454,7 @@ def test_resumed_process_learns_that_others_consider_it_lost(bound, what_to_do):
 
     def then(connection, lines):
         why = "worker 0 gave no sign of life for 9 s: it is stopped."
-        connection.sendall(messages.encode(messages.Lost(0, why, died=True, bound=bound)))
+        connection.sendall(messages.encode(messages.TaskLost(0, why, died=True, bound=bound)))
 
     with contact(admitted(then)) as one:
         enter_and_bind(one, 1)
@@ -461,7 +472,7 @@ class Listener:
 
     def state(self):
         self.note("report")
-        return State((), {})
+        return RankStatus((), {})
 
     def rank_joined(self):
         self.note("joined", dict(self.control.joined))
@@ -490,7 +501,7 @@ def test_attendant_receives_join_invite_and_stall_messages(job, logged):
             one.control.attend(one)
         second.control.send(Join({0: 2}))
         assert first.came.acquire(timeout=DEADLINE)
-        first.control.send(Invite((1,), Call("sum", 0, 2, None), StandIn("barrier")))
+        first.control.send(Invite((1,), CollectiveCall("sum", 0, 2, None), StandIn("barrier")))
         for _ in range(2):
             assert second.came.acquire(timeout=DEADLINE)
         first.control.send(Stalled(60))

@@ -4,19 +4,19 @@ import pytest
 
 from tfdist.cluster.coordination import CollectiveCoordinator
 from tfdist.cluster.messages import (
-    Agree,
+    AgreeOnKey,
     AllJoined,
-    Call,
+    CollectiveCall,
     Invite,
     Invited,
     Join,
-    Joined,
-    Moving,
+    RankJoined,
+    RankStatus,
     Reply,
-    Report,
+    Resumed,
     StandIn,
-    Standing,
-    State,
+    StatusRequest,
+    WaitingForCall,
 )
 
 
@@ -39,10 +39,10 @@ class Job:
         self.coordination.heard(rank, message)
 
     def agree(self, rank, key, signature="", members=None):
-        self.hear(rank, Agree(len(self.told[rank]), key, signature, members))
+        self.hear(rank, AgreeOnKey(len(self.told[rank]), key, signature, members))
 
     def stand(self, rank, key, number, call, counts, members=None, is_alone=True):
-        self.hear(rank, Standing(Call(key, number, call, members), counts, is_alone))
+        self.hear(rank, WaitingForCall(CollectiveCall(key, number, call, members), counts, is_alone))
 
     def replies(self, rank):
         return [message for message in self.told[rank] if isinstance(message, Reply)]
@@ -103,7 +103,7 @@ def test_deadlocked_calls_not_begun_are_refused_without_job_failure(job, of_thir
     for rank in range(3):
         (refused,) = job.replies(rank)
         assert f"rank 0 waits in a; rank 1 waits in b; rank 2 waits in {of_third}." in refused.error
-        job.hear(rank, Moving())
+        job.hear(rank, Resumed())
     for after_a_while in job.later:
         after_a_while()
     assert not job.failures
@@ -152,7 +152,7 @@ def test_waiting_for_a_late_third_rank_is_no_deadlock(job):
     job.stand(0, "a", 0, 5, {0: 6})
     job.stand(1, "a", 0, 5, {0: 6})
     assert not job.failures
-    job.hear(0, Moving())
+    job.hear(0, Resumed())
     job.stand(0, "b", 1, 0, {0: 6, 1: 1})
     assert not job.failures, "rank 1's report is old, and does not lack what rank 0 waited for"
 
@@ -175,8 +175,8 @@ def test_a_joined_rank_is_not_waited_for_and_is_invited(job):
     job.hear(2, Join({7: 1}))
     job.agree(1, "a")
     assert job.numbers(0) == job.numbers(1) == [0]
-    assert Joined(2, {7: 1}) in job.told[0]
-    call, stand_in = Call("a", 0, 0, None), StandIn("barrier")
+    assert RankJoined(2, {7: 1}) in job.told[0]
+    call, stand_in = CollectiveCall("a", 0, 0, None), StandIn("barrier")
     job.hear(0, Invite((2,), call, stand_in))
     assert job.told[2][-1] == Invited(call, stand_in)
     job.hear(1, Join({}))
@@ -187,9 +187,9 @@ def test_a_joined_rank_is_not_waited_for_and_is_invited(job):
 def test_stall_explanation_lists_posted_calls_and_missing_ranks(job):
     job.coordination.ask()
     assert job.coordination.concerned() == {0, 1, 2}
-    assert all(job.told[rank] == [Report()] for rank in range(3))
-    job.hear(0, State((Call("sum of 2 float32 #0", 4, 17, None, "kernel, bias"),), {4: 18}))
-    job.hear(1, State((Call("gather", 5, 0, None),), {4: 17, 5: 1}))
+    assert all(job.told[rank] == [StatusRequest()] for rank in range(3))
+    job.hear(0, RankStatus((CollectiveCall("sum of 2 float32 #0", 4, 17, None, "kernel, bias"),), {4: 18}))
+    job.hear(1, RankStatus((CollectiveCall("gather", 5, 0, None),), {4: 17, 5: 1}))
     why = job.coordination.explanation(60)
     assert why.splitlines() == [
         "a rank has waited for more than 60 s.",
@@ -203,8 +203,8 @@ def test_stall_explanation_lists_posted_calls_and_missing_ranks(job):
 
 def test_a_stall_concerns_the_members_of_the_group(job):
     job.coordination.ask()
-    job.hear(0, State((Call("sum", 4, 0, (0, 2)),), {4: 1}))
-    job.hear(1, State((), {}))
+    job.hear(0, RankStatus((CollectiveCall("sum", 4, 0, (0, 2)),), {4: 1}))
+    job.hear(1, RankStatus((), {}))
     assert job.coordination.concerned() == {0, 2}
     assert "rank 1" not in job.coordination.explanation(60)
     assert "rank 2, task 2, does not answer" in job.coordination.explanation(60)

@@ -1,10 +1,10 @@
 import msgspec
 import pytest
 
-from tfdist.cluster.message import Message
+from tfdist.cluster.message import RendezvousMessage
 
 
-class Said(Message, frozen=True):
+class Said(RendezvousMessage, frozen=True):
     what: str
 
 

@@ -2,50 +2,50 @@ import pytest
 
 from tests.cluster.serving import claims_of
 from tfdist.cluster import messages, quorum_messages
-from tfdist.cluster.messages import Call, StandIn
+from tfdist.cluster.messages import CollectiveCall, StandIn
 
-CALL = Call("sum #0", 3, 17, (0, 2), "kernel, bias")
+CALL = CollectiveCall("sum #0", 3, 17, (0, 2), "kernel, bias")
 STAND_IN = StandIn("sum", "float32", (12,), "ring")
 FROM_TASK = [
     messages.Ping(),
-    messages.Put("ü", 'a"b\\\n'),
-    messages.Get(1, "key", wait=True),
-    messages.Gather(2, "name", (0, 1), {"any": [1, None]}, binds=True),
-    messages.Leave(None, {0: 3}),
-    messages.End(),
-    messages.Fails("why", mismatch=True, members=(0, 1)),
-    messages.Agree(3, "key", "float32 (3,)", None),
-    messages.Standing(CALL, {3: 18}, is_alone=True),
-    messages.Moving(),
+    messages.PublishValue("ü", 'a"b\\\n'),
+    messages.GetValue(1, "key", wait=True),
+    messages.GatherValues(2, "name", (0, 1), {"any": [1, None]}, binds=True),
+    messages.ScriptEnded(None, {0: 3}),
+    messages.MPIShutDown(),
+    messages.ReportFailure("why", mismatch=True, members=(0, 1)),
+    messages.AgreeOnKey(3, "key", "float32 (3,)", None),
+    messages.WaitingForCall(CALL, {3: 18}, is_alone=True),
+    messages.Resumed(),
     messages.Stalled(60),
-    messages.State((CALL,), {3: 18}),
+    messages.RankStatus((CALL,), {3: 18}),
     messages.Join({3: 18}),
     messages.Invite((1, 2), CALL, STAND_IN),
     quorum_messages.Enlist(4, "optimizer 0", "host0:1", -1, 2, 10.0, "settings"),
-    quorum_messages.Ready(5, "optimizer 0", 7, 640, ends=True, fit=0, checksum=12),
-    quorum_messages.Have(6, "optimizer 0", 3),
-    quorum_messages.Lack("optimizer 0", 3, (2,)),
-    quorum_messages.Replace(8, "optimizer 0"),
-    quorum_messages.Where(7, 0),
-    quorum_messages.Epoch(0, 3),
-    quorum_messages.Linger(9, 0, ("optimizer 0",)),
+    quorum_messages.ReadyForRound(5, "optimizer 0", 7, 640, ends=True, fit=0, checksum=12),
+    quorum_messages.ContributionsReceived(6, "optimizer 0", 3),
+    quorum_messages.ContributionsMissing("optimizer 0", 3, (2,)),
+    quorum_messages.ReplaceState(8, "optimizer 0"),
+    quorum_messages.AskFirstEpoch(7, 0),
+    quorum_messages.EpochReached(0, 3),
+    quorum_messages.FitEnded(9, 0, ("optimizer 0",)),
 ]
 FROM_SERVER = [
     messages.Ping(),
     messages.Reply(1, [None, 2]),
-    messages.Present(1, "ps 0"),
-    messages.Missing(("worker 1",), ()),
-    messages.Lost(1, "died", died=True, bound=False),
-    messages.Failed("too late", mismatch=False),
-    messages.Left(1, "worker 1", {}),
-    messages.AllEnded(),
-    messages.Over(),
-    messages.Stall("why"),
-    messages.Report(),
-    messages.Joined(1, {0: 1}),
+    messages.TaskPresent(1, "ps 0"),
+    messages.MissingTasks(("worker 1",), ()),
+    messages.TaskLost(1, "died", died=True, bound=False),
+    messages.JobFailed("too late", mismatch=False),
+    messages.TaskFinished(1, "worker 1", {}),
+    messages.AllMPIShutDown(),
+    messages.JobOver(),
+    messages.StallReport("why"),
+    messages.StatusRequest(),
+    messages.RankJoined(1, {0: 1}),
     messages.AllJoined(2),
     messages.Invited(CALL, STAND_IN),
-    quorum_messages.Aborted("optimizer 0", 3),
+    quorum_messages.MeetingAborted("optimizer 0", 3),
 ]
 
 
@@ -54,7 +54,7 @@ FROM_SERVER = [
     [(messages.from_task, message) for message in FROM_TASK]
     + [(messages.from_server, message) for message in FROM_SERVER]
     + [(messages.challenge, messages.Challenge(1, "n")), (messages.hello, messages.Hello(claims_of(0), "n", "p"))]
-    + [(messages.answer, answer) for answer in (messages.Welcome(1, "job", "p"), messages.Refused("why"))],
+    + [(messages.answer, answer) for answer in (messages.Welcome(1, "job", "p"), messages.AdmissionRefused("why"))],
     ids=lambda value: type(value).__name__,
 )
 def test_message_is_encoded_as_one_line_and_decoded_equal(decode, message):
@@ -80,8 +80,8 @@ def test_every_message_is_tested(union):
         b"\xff\xfe",
         b"{}",
         b'{"type": "unknown"}',
-        b'{"type": "get"}',
-        b'{"type": "get", "id": "1", "key": "a", "wait": true}',
+        b'{"type": "getvalue"}',
+        b'{"type": "getvalue", "id": "1", "key": "a", "wait": true}',
         b'{"type": "stalled", "seconds": []}',
         b'{"type": "reply", "id": 1}',
     ],

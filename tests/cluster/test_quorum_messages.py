@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from tfdist.cluster.messages import Reply, encode, from_server
-from tfdist.cluster.quorum_messages import Enlisted, Meeting, Outcome, Partner
+from tfdist.cluster.quorum_messages import Enlisted, Meeting, MeetingOutcome, Partner
 
 
 @pytest.mark.parametrize(
@@ -12,8 +12,8 @@ from tfdist.cluster.quorum_messages import Enlisted, Meeting, Outcome, Partner
         Enlisted(3, 1, "host1:5000"),
         Meeting(2, (Partner(0, 640, "host0:1"), Partner(2, 64, "host2:1")), epoch=4),
         Meeting(over=True),
-        Outcome(True, ends=True),
-        Outcome(False),
+        MeetingOutcome(True, ends=True),
+        MeetingOutcome(False),
     ],
 )
 def test_reply_value_is_decoded_equal(value):

@@ -3,7 +3,17 @@
 import pytest
 
 from tfdist.cluster.messages import Reply
-from tfdist.cluster.quorum_messages import Aborted, Enlist, Epoch, Have, Lack, Linger, Ready, Replace, Where
+from tfdist.cluster.quorum_messages import (
+    AskFirstEpoch,
+    ContributionsMissing,
+    ContributionsReceived,
+    Enlist,
+    EpochReached,
+    FitEnded,
+    MeetingAborted,
+    ReadyForRound,
+    ReplaceState,
+)
 from tfdist.cluster.quorums import QuorumCoordinator
 
 GRACE = 5.0
@@ -33,10 +43,10 @@ class Job:
         return self.hear(task, Enlist, "a", f"host{task}:1", round, self.quorum, GRACE, settings)
 
     def ready(self, task, round=1, samples=10, ends=False, fit=None, checksum=1):
-        return self.hear(task, Ready, "a", round, samples, ends, fit, checksum)
+        return self.hear(task, ReadyForRound, "a", round, samples, ends, fit, checksum)
 
     def have(self, task, attempt):
-        return self.hear(task, Have, "a", attempt)
+        return self.hear(task, ContributionsReceived, "a", attempt)
 
     def answer(self, task, request):
         """The value of a reply; None if there is none yet."""
@@ -156,8 +166,8 @@ def test_lost_task_aborts_the_round_for_all():
     assert job.answer(0, had) is None
     job.quorums.gone(2, lost=True)
     assert job.answer(0, had) == {"counts": False, "ends": False}
-    assert Aborted("a", 1) in job.told[0]
-    assert Aborted("a", 1) in job.told[1]
+    assert MeetingAborted("a", 1) in job.told[0]
+    assert MeetingAborted("a", 1) in job.told[1]
     assert job.answer(1, job.have(1, 1)) == {"counts": False, "ends": False}, "of an attempt that is over"
     again = [job.ready(task) for task in (0, 1)]
     assert job.meets(0, again[0]) == [0, 1]
@@ -179,9 +189,9 @@ def test_partners_of_which_nothing_comes_are_left_out():
     job = Job().begun(0, 1, 2)
     for task in range(3):
         job.ready(task)
-    job.quorums.heard(0, Lack("a", 1, (2,)))
-    job.quorums.heard(1, Lack("a", 1, (2,)))
-    assert [one for one in job.told[1] if isinstance(one, Aborted)] == [Aborted("a", 1)]
+    job.quorums.heard(0, ContributionsMissing("a", 1, (2,)))
+    job.quorums.heard(1, ContributionsMissing("a", 1, (2,)))
+    assert [one for one in job.told[1] if isinstance(one, MeetingAborted)] == [MeetingAborted("a", 1)]
     again = job.ready(2)
     requests = [job.ready(task) for task in (0, 1)]
     assert job.meets(0, requests[0]) == [0, 1]
@@ -201,7 +211,9 @@ def test_a_partner_that_does_not_have_everything_in_time_is_left_out():
     requests = [job.ready(task) for task in (0, 1)]
     assert job.meets(0, requests[0]) == [0, 1]
     job.expire()
-    assert [one for one in job.told[0] if isinstance(one, Aborted)] == [Aborted("a", 1)], "the first time is over"
+    assert [one for one in job.told[0] if isinstance(one, MeetingAborted)] == [MeetingAborted("a", 1)], (
+        "the first time is over"
+    )
     job.have(0, 2)
     assert job.answer(1, job.have(1, 2))["counts"]
 
@@ -211,9 +223,9 @@ def test_task_needed_for_the_quorum_is_not_excluded():
     for task in (0, 1):
         job.ready(task)
     job.have(0, 1)
-    job.quorums.heard(0, Lack("a", 1, (1,)))
+    job.quorums.heard(0, ContributionsMissing("a", 1, (1,)))
     job.expire()
-    assert not [one for one in job.told[0] if isinstance(one, Aborted)]
+    assert not [one for one in job.told[0] if isinstance(one, MeetingAborted)]
     assert job.answer(1, job.have(1, 1))["counts"]
 
 
@@ -221,7 +233,7 @@ def test_excluded_task_is_included_again_when_another_is_lost():
     job = Job(quorum=2).begun(0, 1, 2)
     for task in range(3):
         job.ready(task)
-    job.quorums.heard(0, Lack("a", 1, (2,)))
+    job.quorums.heard(0, ContributionsMissing("a", 1, (2,)))
     late, first = job.ready(2), job.ready(0)
     assert job.answer(2, late) is None
     job.quorums.gone(1, lost=True)
@@ -250,23 +262,23 @@ def test_the_end_of_an_epoch_is_told_to_all():
 
 def test_late_tasks_learn_the_epoch_of_each_fit():
     job = Job().begun(0)
-    assert job.answer(1, job.hear(1, Where, 0)) == 0
-    job.quorums.heard(0, Epoch(0, 3))
-    assert job.answer(1, job.hear(1, Where, 0)) == 3
-    assert job.answer(1, job.hear(1, Where, 1)) == 0
+    assert job.answer(1, job.hear(1, AskFirstEpoch, 0)) == 0
+    job.quorums.heard(0, EpochReached(0, 3))
+    assert job.answer(1, job.hear(1, AskFirstEpoch, 0)) == 3
+    assert job.answer(1, job.hear(1, AskFirstEpoch, 1)) == 0
     waiting = job.ready(0, fit=0)
-    job.quorums.heard(1, Epoch(1, 0))
+    job.quorums.heard(1, EpochReached(1, 0))
     assert job.answer(0, waiting)["over"], "the others have ended the first call of fit"
-    assert job.answer(1, job.hear(1, Where, 0)) == -1
+    assert job.answer(1, job.hear(1, AskFirstEpoch, 0)) == -1
     assert job.answer(0, job.ready(0, fit=0))["over"]
 
 
 @pytest.mark.parametrize(("lost", "epoch"), [(True, 0), (False, 3)])
 def test_training_restarts_when_the_last_task_with_state_is_lost(lost, epoch):
     job = Job().begun(0)
-    job.quorums.heard(0, Epoch(0, 3))
+    job.quorums.heard(0, EpochReached(0, 3))
     job.quorums.gone(0, lost)
-    assert job.answer(1, job.hear(1, Where, 0)) == epoch
+    assert job.answer(1, job.hear(1, AskFirstEpoch, 0)) == epoch
 
 
 def test_older_states_are_used_when_the_newer_ones_are_lost():
@@ -301,7 +313,7 @@ def test_diverged_task_is_awaited_for_the_grace_only():
 def test_replaced_state_becomes_the_newest():
     job = Job().begun(0, 1, 2)
     waiting = job.ready(1)
-    assert job.answer(0, job.hear(0, Replace, "a")) == 1
+    assert job.answer(0, job.hear(0, ReplaceState, "a")) == 1
     assert job.meets(1, waiting) == []
     assert job.answer(1, job.enlist(1, 0)) == {"round": 1, "source": 0, "address": "host0:1"}
 
@@ -312,9 +324,9 @@ def test_replaced_state_aborts_the_running_round():
     job.expire()
     assert job.meets(0, requests[0]) == [0, 1]
     has, waiting = job.have(0, 1), job.ready(2)
-    job.hear(2, Replace, "a")
+    job.hear(2, ReplaceState, "a")
     assert job.answer(0, has) == {"counts": False, "ends": False}
-    assert Aborted("a", 1) in job.told[1]
+    assert MeetingAborted("a", 1) in job.told[1]
     assert job.meets(2, waiting) == job.meets(1, job.ready(1)) == []
 
 
@@ -328,7 +340,7 @@ def test_different_settings_are_refused():
 def test_messages_of_a_task_that_has_not_enlisted_are_left_alone():
     job = Job().begun(0, 1)
     job.ready(2)
-    job.quorums.heard(2, Lack("b", 1, (0,)))
+    job.quorums.heard(2, ContributionsMissing("b", 1, (0,)))
     assert not job.told[2]
 
 
@@ -349,12 +361,12 @@ class AfterFit(Job):
         super().__init__(quorum=1)
         self.begun(0, 1)
         for task in range(2):
-            self.quorums.heard(task, Epoch(0, 3))
+            self.quorums.heard(task, EpochReached(0, 3))
         request = self.ready(0)
         self.expire()
         self.have(0, self.answer(0, request)["attempt"])
-        self.quorums.heard(0, Epoch(1, 0))
-        self.request = self.hear(0, Linger, 0, ("a",))
+        self.quorums.heard(0, EpochReached(1, 0))
+        self.request = self.hear(0, FitEnded, 0, ("a",))
 
     @property
     def is_released(self):
@@ -375,7 +387,7 @@ def test_finished_task_is_released_when_no_task_needs_state(how):
     job = AfterFit()
     assert not job.is_released
     if how == "has ended fit, too":
-        job.quorums.heard(1, Epoch(1, 0))
+        job.quorums.heard(1, EpochReached(1, 0))
     elif how == "is gone":
         job.quorums.gone(1, lost=True)
     else:
@@ -388,16 +400,16 @@ def test_finished_task_gets_the_state_of_the_last_round():
     """As a slow end of `fit` may take longer than the time of grace, and the others then meet without it."""
     job = Job(quorum=2).begun(0, 1, 2)
     for task in range(3):
-        job.quorums.heard(task, Epoch(0, 0))
+        job.quorums.heard(task, EpochReached(0, 0))
     requests = [job.ready(task, fit=0) for task in (1, 2)]
     job.expire()
     attempt = job.answer(1, requests[0])["attempt"]
-    first = job.hear(0, Linger, 0, ("a",))
+    first = job.hear(0, FitEnded, 0, ("a",))
     assert not job.is_answered(0, first), "others meet"
     for task in (1, 2):
         job.have(task, attempt)
     assert job.is_answered(0, first)
-    others = [(task, job.hear(task, Linger, 0, ("a",))) for task in (1, 2)]
+    others = [(task, job.hear(task, FitEnded, 0, ("a",))) for task in (1, 2)]
     assert not any(job.is_answered(*one) for one in others), "task 0 looks for the newest state next"
     assert job.answer(0, job.enlist(0, 0)) == {"round": 1, "source": 1, "address": "host1:1"}
     assert not any(job.is_answered(*one) for one in others)
@@ -409,17 +421,17 @@ def test_excluded_task_ends_when_others_have_ended_fit():
     """The task was too slow for a round that no task makes any more, because a third task has ended `fit`."""
     job = Job(quorum=1).begun(0, 1, 2)
     for task in range(3):
-        job.quorums.heard(task, Epoch(0, 0))
+        job.quorums.heard(task, EpochReached(0, 0))
     requests = [job.ready(task, fit=0) for task in (1, 2)]
     job.expire()
     assert job.meets(1, requests[0]) == [1, 2]
     job.have(1, job.answer(1, requests[0])["attempt"])
     job.expire()
-    assert Aborted("a", 1) in job.told[2]
+    assert MeetingAborted("a", 1) in job.told[2]
     job.enlist(0, 0)  # it looks for a newer state, and is awaited then
     others = [(task, job.ready(task, fit=0)) for task in (2, 1)]
     assert not any(job.is_answered(*one) for one in others)
-    job.hear(0, Linger, 0, ("a",))
+    job.hear(0, FitEnded, 0, ("a",))
     for task, request in others:
         assert job.answer(task, request)["over"]
     job.quorums.gone(0, lost=False)
@@ -432,7 +444,7 @@ def test_outdated_tasks_do_not_wait_for_each_other():
     request = job.ready(2)
     job.expire()
     job.have(2, job.answer(2, request)["attempt"])
-    requests = [job.hear(task, Linger, 0, ("a",)) for task in range(3)]
+    requests = [job.hear(task, FitEnded, 0, ("a",)) for task in range(3)]
     assert [job.is_answered(task, request) for task, request in enumerate(requests)] == [True, True, False]
 
 
@@ -443,16 +455,16 @@ def test_tasks_lacking_each_others_state_do_not_deadlock():
         job.hear(task, Enlist, "b", f"host{task}:1", task - 1, 1, GRACE, "alike")
     job.hear(1, Enlist, "b", "host1:1", 0, 1, GRACE, "alike")
     for task in range(2):
-        job.quorums.heard(task, Epoch(0, 0))
+        job.quorums.heard(task, EpochReached(0, 0))
     for task, name in enumerate("ab"):
-        request = job.hear(task, Ready, name, 1, 10, True, 0, 1)
+        request = job.hear(task, ReadyForRound, name, 1, 10, True, 0, 1)
         job.expire()
-        job.hear(task, Have, name, job.answer(task, request)["attempt"])
-    first, second = (job.hear(task, Linger, 0, ("a", "b")) for task in range(2))
+        job.hear(task, ContributionsReceived, name, job.answer(task, request)["attempt"])
+    first, second = (job.hear(task, FitEnded, 0, ("a", "b")) for task in range(2))
     assert job.is_answered(0, first), "it gets the state of b, and comes back"
     assert job.is_answered(1, second), "likewise of a"
     job.hear(0, Enlist, "b", "host0:1", 1, 1, GRACE, "alike")
-    again = job.hear(0, Linger, 0, ("a", "b"))
+    again = job.hear(0, FitEnded, 0, ("a", "b"))
     assert not job.is_answered(0, again), "the other one may still be about to fetch that of a"
     job.hear(1, Enlist, "a", "host1:1", 1, 1, GRACE, "alike")
     assert job.is_answered(0, again)
@@ -461,6 +473,6 @@ def test_tasks_lacking_each_others_state_do_not_deadlock():
 def test_task_is_released_when_all_have_the_newest_state():
     job = Job().begun(0, 1)
     for task in range(2):
-        job.quorums.heard(task, Epoch(0, 0))
-    request = job.hear(0, Linger, 0, ("a",))
+        job.quorums.heard(task, EpochReached(0, 0))
+    request = job.hear(0, FitEnded, 0, ("a",))
     assert job.is_answered(0, request)

@@ -72,9 +72,9 @@ def test_the_server_process_serves_the_job_and_ends_with_it(monkeypatch):
             with open(f"/proc/{server._process.pid}/environ", "rb") as environment:
                 assert SECRET not in environment.read()
             for task in (first, second):
-                task.say(messages.Leave(None, {}))
-                task.say(messages.End())
-            first.wait_for(messages.AllEnded)
+                task.say(messages.ScriptEnded(None, {}))
+                task.say(messages.MPIShutDown())
+            first.wait_for(messages.AllMPIShutDown)
     finally:
         server.close(20.0)
     assert server._process.returncode == 0
@@ -99,9 +99,9 @@ def test_a_server_that_is_released_serves_those_that_are_left():
     server = rendezvous.ServerProcess(listener, tasks, 2, DIGEST, SECRET, Timeouts(), is_elastic=True)
     with enter(address, 1) as worker:
         with enter(address, 0) as chief:
-            chief.say(messages.Leave(None, {}))
+            chief.say(messages.ScriptEnded(None, {}))
         server.release()
-        worker.say(messages.Get(1, "nothing", wait=False))
+        worker.say(messages.GetValue(1, "nothing", wait=False))
         assert worker.reply(1) is None
-        worker.say(messages.Leave(None, {}))
+        worker.say(messages.ScriptEnded(None, {}))
     assert server._process.wait(20.0) == 0

@@ -8,26 +8,26 @@ import pytest
 from tests.cluster.serving import SECRET, Task, bind, claims_of, enter, serving
 from tfdist.cluster import messages, proof
 from tfdist.cluster.messages import (
-    AllEnded,
-    Call,
-    End,
-    Failed,
-    Fails,
-    Gather,
-    Get,
-    Leave,
-    Left,
-    Lost,
-    Missing,
-    Over,
+    AdmissionRefused,
+    AllMPIShutDown,
+    CollectiveCall,
+    GatherValues,
+    GetValue,
+    JobFailed,
+    JobOver,
+    MissingTasks,
+    MPIShutDown,
     Ping,
-    Present,
-    Put,
-    Refused,
-    Report,
-    Stall,
+    PublishValue,
+    RankStatus,
+    ReportFailure,
+    ScriptEnded,
     Stalled,
-    State,
+    StallReport,
+    StatusRequest,
+    TaskFinished,
+    TaskLost,
+    TaskPresent,
     Welcome,
 )
 
@@ -61,7 +61,7 @@ def with_roles(**settings):
 
 
 def still_serves(task):
-    task.say(Get(77, "nothing", wait=False))
+    task.say(GetValue(77, "nothing", wait=False))
     assert task.reply(77) is None
 
 
@@ -70,19 +70,19 @@ def still_serves(task):
 
 def test_tasks_are_told_which_tasks_are_present(job):
     with entered(job, 1, 0) as (second, first):
-        assert first.wait_for(Present) == Present(1, "worker 1 (host1:2222)")
-        assert first.wait_for(Present) == Present(0, "worker 0 (host0:2222)")
-        assert [second.wait_for(Present).task for _ in range(2)] == [1, 0]
+        assert first.wait_for(TaskPresent) == TaskPresent(1, "worker 1 (host1:2222)")
+        assert first.wait_for(TaskPresent) == TaskPresent(0, "worker 0 (host0:2222)")
+        assert [second.wait_for(TaskPresent).task for _ in range(2)] == [1, 0]
 
 
 def test_ranks_are_bound_once_all_gather_with_binds(job):
     with enter(job.address, 1) as second:
-        assert second.wait_for(Missing) == Missing(("worker 0 (host0:2222)",), ())
-        second.say(Gather(5, "bind", (0, 1), "of 1", binds=True))
+        assert second.wait_for(MissingTasks) == MissingTasks(("worker 0 (host0:2222)",), ())
+        second.say(GatherValues(5, "bind", (0, 1), "of 1", binds=True))
         with enter(job.address, 0) as first:
             still_serves(first)
             assert not job.server.bound
-            first.say(Gather(5, "bind", (0, 1), "of 0", binds=True))
+            first.say(GatherValues(5, "bind", (0, 1), "of 0", binds=True))
             for task in (first, second):
                 assert task.reply(5) == ["of 0", "of 1"]
             still_serves(first)
@@ -112,7 +112,7 @@ def test_invalid_claims_are_refused_and_reported_once(job, claims, words):
         with Task(job.address) as task:
             assert re.match(words, task.knock(claims).why)
             assert task.hear() is None, "the connection stays"
-        while not (told := member.wait_for(Missing).refused):
+        while not (told := member.wait_for(MissingTasks).refused):
             pass
         assert len(told) == 1
 
@@ -130,7 +130,7 @@ def test_refusal_without_the_secret_reveals_nothing(job):
                 refused = task.knock(claims, secret, proven).why
                 assert refused.startswith("wrong or missing secret")
                 assert "worker" not in refused
-        while len(refusals := member.wait_for(Missing).refused) < 2:
+        while len(refusals := member.wait_for(MissingTasks).refused) < 2:
             pass
         assert refusals == (
             "worker 0 (host0:2222) from 127.0.0.1 (wrong or missing secret)",
@@ -171,9 +171,9 @@ def test_invalid_hello_is_not_answered(job, line):
 def test_a_rank_that_dies_before_the_start_may_come_again():
     with serving(3) as job, enter(job.address, 1) as second:
         with enter(job.address, 0):
-            while second.wait_for(Missing).tasks != ("worker 2 (host2:2222)",):
+            while second.wait_for(MissingTasks).tasks != ("worker 2 (host2:2222)",):
                 pass
-        while second.wait_for(Missing).tasks != ("worker 0 (host0:2222)", "worker 2 (host2:2222)"):
+        while second.wait_for(MissingTasks).tasks != ("worker 0 (host0:2222)", "worker 2 (host2:2222)"):
             pass
         with entered(job, 0, 2) as (first, third):
             assert bind([first, second, third]) == [[0, 1, 2]] * 3
@@ -181,7 +181,7 @@ def test_a_rank_that_dies_before_the_start_may_come_again():
 
 def test_no_rank_can_be_replaced_after_the_start():
     with serving(3) as job, bound(job, 3) as (first, _, third):
-        third.say(End())
+        third.say(MPIShutDown())
         third.close()
         # The first task is told nothing of it; that the server knows shows in its answer to who comes again.
         while True:
@@ -198,14 +198,14 @@ def test_missing_tasks_fail_the_job_after_start_timeout(monkeypatch):
     with serving(3, start_timeout=0.05) as job, enter(job.address, 1) as task:
         with Task(job.address) as stranger:
             stranger.knock(claims_of(0), b"another")
-        task.say(Gather(1, "bind", (0, 1, 2), None, binds=True))
-        failed = task.wait_for(Failed)
+        task.say(GatherValues(1, "bind", (0, 1, 2), None, binds=True))
+        failed = task.wait_for(JobFailed)
         assert not failed.mismatch
         assert failed.why.startswith(
             "1 of 3 tasks came within 0.05 s. Missing: worker 0 (host0:2222), worker 2 (host2:2222). "
         )
         with enter(job.address, 0) as late:
-            assert late.wait_for(Failed) == failed, "who comes later is told at once"
+            assert late.wait_for(JobFailed) == failed, "who comes later is told at once"
 
 
 def test_start_timeout_does_not_run_before_a_rank_waits(monkeypatch):
@@ -220,14 +220,14 @@ def test_start_timeout_does_not_run_before_a_rank_waits(monkeypatch):
 def test_rank_that_never_starts_mpi_fails_the_job(monkeypatch):
     monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.01)
     with serving(2, start_timeout=0.05) as job, entered(job, 0, 1) as (first, second):
-        first.say(Gather(1, "bind", (0, 1), None, binds=True))
-        assert "not all of the 2 tasks started MPI within 0.05 s" in second.wait_for(Failed).why
+        first.say(GatherValues(1, "bind", (0, 1), None, binds=True))
+        assert "not all of the 2 tasks started MPI within 0.05 s" in second.wait_for(JobFailed).why
 
 
 def test_chief_death_before_the_start_fails_the_job(job):
     with enter(job.address, 1) as task:
         job.chief_dies()
-        assert task.wait_for(Failed).why == "worker 0 (host0:2222), the chief, died before the job started."
+        assert task.wait_for(JobFailed).why == "worker 0 (host0:2222), the chief, died before the job started."
     assert job.ends_by_itself()
 
 
@@ -243,23 +243,23 @@ def test_server_ends_when_chief_dies_before_any_task_enters(job):
 def test_dead_rank_is_reported_lost_with_its_progress(job, left):
     with bound(job) as (first, second):
         if left:
-            second.say(Leave(None, {0: 3}))
-            assert first.wait_for(Left) == Left(1, RANK_1, {0: 3})
+            second.say(ScriptEnded(None, {0: 3}))
+            assert first.wait_for(TaskFinished) == TaskFinished(1, RANK_1, {0: 3})
         second.close()
         when = "after its script had ended, before MPI was finalized" if left else "before its script had ended"
-        lost = first.wait_for(Lost)
-        assert lost == Lost(1, f"{RANK_1} died (its connection closed {when}).", died=True, bound=True)
+        lost = first.wait_for(TaskLost)
+        assert lost == TaskLost(1, f"{RANK_1} died (its connection closed {when}).", died=True, bound=True)
     assert job.ends_by_itself(), "nobody is left"
 
 
 def test_a_silent_task_is_lost(monkeypatch):
     monkeypatch.setattr(messages, "HEARTBEAT_SECONDS", 0.02)
     with serving(2, heartbeat_timeout=0.1) as job, bound(job) as (first, second):
-        while isinstance(message := first.hear(), (Ping, Present, Missing)):
+        while isinstance(message := first.hear(), (Ping, TaskPresent, MissingTasks)):
             first.say(Ping())
         assert (message.task, message.died) == (1, True)
         assert "gave no sign of life for" in message.why
-        assert second.wait_for(Lost) == message
+        assert second.wait_for(TaskLost) == message
 
 
 def test_silence_of_all_tasks_counts_as_no_loss(monkeypatch):
@@ -271,57 +271,57 @@ def test_silence_of_all_tasks_counts_as_no_loss(monkeypatch):
         assert not job.server.lost
 
 
-@pytest.mark.parametrize("line", [b"no JSON\n", b'{"type": "get"}\n', b'{"type": "stalled", "seconds": []}\n'])
+@pytest.mark.parametrize("line", [b"no JSON\n", b'{"type": "getvalue"}\n', b'{"type": "stalled", "seconds": []}\n'])
 def test_a_task_that_sends_an_invalid_message_is_lost(job, line):
     with bound(job) as (first, second):
         second.socket.sendall(line)
-        assert first.wait_for(Lost).task == 1
+        assert first.wait_for(TaskLost).task == 1
         while second.hear() is not None:
             pass
 
 
 def test_server_ends_after_all_ranks_leave(job):
     with bound(job) as (first, second):
-        first.say(Leave(None, {}))
-        first.say(End())
-        second.wait_for(Left)
-        second.say(Leave(None, {}))
-        second.say(End())
+        first.say(ScriptEnded(None, {}))
+        first.say(MPIShutDown())
+        second.wait_for(TaskFinished)
+        second.say(ScriptEnded(None, {}))
+        second.say(MPIShutDown())
         for task in (first, second):
-            task.wait_for(AllEnded)
+            task.wait_for(AllMPIShutDown)
     assert job.ends_by_itself()
     assert not job.server.lost
 
 
 def test_a_task_that_fails_is_the_cause(job):
     with bound(job) as (first, second):
-        second.say(Fails("ValueError: no", mismatch=False))
-        assert first.wait_for(Lost) == Lost(1, f"{RANK_1} failed: ValueError: no", died=False, bound=True)
-        first.say(Fails("because of the other", mismatch=False))
+        second.say(ReportFailure("ValueError: no", mismatch=False))
+        assert first.wait_for(TaskLost) == TaskLost(1, f"{RANK_1} failed: ValueError: no", died=False, bound=True)
+        first.say(ReportFailure("because of the other", mismatch=False))
         still_serves(second)
 
 
 def test_leaving_with_an_error_is_reported_as_failure(job):
     with bound(job) as (first, second):
-        second.say(Leave("ValueError: no", {}))
-        assert first.wait_for(Lost).why.endswith("process 1001 on host1, failed: ValueError: no")
+        second.say(ScriptEnded("ValueError: no", {}))
+        assert first.wait_for(TaskLost).why.endswith("process 1001 on host1, failed: ValueError: no")
 
 
 def test_a_rank_that_fails_before_the_start_is_not_waited_for(job):
     with entered(job, 0, 1) as (first, second):
-        first.say(Gather(1, "bind", (0, 1), None, binds=True))
-        second.say(Leave("MPIUnavailableError: no MPI", {}))
+        first.say(GatherValues(1, "bind", (0, 1), None, binds=True))
+        second.say(ScriptEnded("MPIUnavailableError: no MPI", {}))
         assert first.reply(1).error == f"{RANK_1} failed: MPIUnavailableError: no MPI"
 
 
 def test_different_data_are_told_to_the_members_of_the_group():
     with serving(3) as job, bound(job, 3) as (first, second, third):
-        first.say(Fails("ranks differ", mismatch=True, members=(0, 1)))
+        first.say(ReportFailure("ranks differ", mismatch=True, members=(0, 1)))
         for task in (first, second):
-            assert task.wait_for(Failed) == Failed("ranks differ", mismatch=True)
-        third.say(Get(1, "nothing", wait=False))
+            assert task.wait_for(JobFailed) == JobFailed("ranks differ", mismatch=True)
+        third.say(GetValue(1, "nothing", wait=False))
         while not isinstance(message := third.hear(), messages.Reply):
-            assert not isinstance(message, Failed)
+            assert not isinstance(message, JobFailed)
 
 
 # Other roles.
@@ -332,33 +332,33 @@ def test_a_task_without_a_rank_dies_and_comes_back():
         evaluator.close()
         for task in (first, second):
             why = "evaluator 0 (d:1), process 1003 on host3, died (its connection closed before its script had ended)."
-            assert task.wait_for(Lost) == Lost(3, why, died=True, bound=False)
+            assert task.wait_for(TaskLost) == TaskLost(3, why, died=True, bound=False)
         with enter(job.address, 3) as again:
-            assert first.wait_for(Present) == Present(3, "evaluator 0 (d:1)")
+            assert first.wait_for(TaskPresent) == TaskPresent(3, "evaluator 0 (d:1)")
             still_serves(again)
         assert not job.server.lost
 
 
 def test_a_task_without_a_rank_may_leave_at_any_time():
     with with_roles() as job, enter(job.address, 2) as ps, bound(job) as (first, _):
-        ps.say(Leave(None, {}))
-        first.wait_for(Left)
+        ps.say(ScriptEnded(None, {}))
+        first.wait_for(TaskFinished)
         ps.close()
-        first.say(Gather(1, "alone", (0,), None))
+        first.say(GatherValues(1, "alone", (0,), None))
         while not isinstance(message := first.hear(), messages.Reply):
-            assert not isinstance(message, Lost)
+            assert not isinstance(message, TaskLost)
 
 
 def test_other_roles_are_told_when_all_ranks_have_ended():
     with with_roles() as job, entered(job, 2, 3) as (ps, evaluator):
         with bound(job) as ranks:
             for task in ranks:
-                task.say(Leave(None, {}))
-                task.say(End())
+                task.say(ScriptEnded(None, {}))
+                task.say(MPIShutDown())
             for task in ranks:
-                task.wait_for(AllEnded)
+                task.wait_for(AllMPIShutDown)
         for task in (ps, evaluator):
-            task.wait_for(Over)
+            task.wait_for(JobOver)
             while task.hear() is not None:
                 pass
         assert job.ends_by_itself()
@@ -375,16 +375,16 @@ def test_job_starts_after_other_roles_came_and_went():
 def test_lost_worker_of_an_elastic_job_can_be_replaced():
     with with_roles(is_elastic=True) as job, entered(job, 0, 1, 2) as (chief, worker, ps):
         worker.close()
-        lost = chief.wait_for(Lost)
+        lost = chief.wait_for(TaskLost)
         assert (lost.task, lost.bound) == (1, False)
         with enter(job.address, 1) as again, enter(job.address, None, name="worker 7") as new:
-            while ps.wait_for(Present).name != "worker 7":
+            while ps.wait_for(TaskPresent).name != "worker 7":
                 pass
             still_serves(again)
             still_serves(new)
         with Task(job.address) as same:
             answer = same.knock(claims_of(None, name="worker 7"))
-            while isinstance(answer, Refused):  # until the server knows that it has gone
+            while isinstance(answer, AdmissionRefused):  # until the server knows that it has gone
                 with Task(job.address) as same:
                     answer = same.knock(claims_of(None, name="worker 7"))
             assert answer.task == 4, "the number of its name"
@@ -395,11 +395,11 @@ def test_an_elastic_job_waits_for_its_chief():
         with enter(job.address, 0):
             pass
         job.chief_dies()
-        assert ps.wait_for(Lost).task == 0
+        assert ps.wait_for(TaskLost).task == 0
         with enter(job.address, 0) as again:
             still_serves(again)
-            again.say(Leave(None, {}))
-        ps.wait_for(Over)
+            again.say(ScriptEnded(None, {}))
+        ps.wait_for(JobOver)
     assert job.ends_by_itself()
 
 
@@ -407,10 +407,10 @@ def test_elastic_job_ends_once_its_chief_has_left():
     with with_roles(is_elastic=True) as job, entered(job, 0, 2) as (chief, ps):
         with enter(job.address, 1):
             pass
-        assert chief.wait_for(Lost).task == 1
-        chief.say(Leave(None, {}))
+        assert chief.wait_for(TaskLost).task == 1
+        chief.say(ScriptEnded(None, {}))
         chief.close()
-        ps.wait_for(Over)
+        ps.wait_for(JobOver)
     assert job.ends_by_itself()
 
 
@@ -418,7 +418,7 @@ def test_an_elastic_job_does_not_wait_for_ever():
     with with_roles(is_elastic=True, start_timeout=0.05) as job, enter(job.address, 2) as ps:
         with enter(job.address, 0):
             pass
-        ps.wait_for(Over)
+        ps.wait_for(JobOver)
     assert job.ends_by_itself()
 
 
@@ -427,19 +427,19 @@ def test_an_elastic_job_does_not_wait_for_ever():
 
 def test_get_returns_published_value_or_none(job):
     with bound(job) as (first, second):
-        first.say(Get(1, "card", wait=False))
+        first.say(GetValue(1, "card", wait=False))
         assert first.reply(1) is None
-        second.say(Get(1, "card", wait=True))
-        first.say(Put("card", "ü"))
+        second.say(GetValue(1, "card", wait=True))
+        first.say(PublishValue("card", "ü"))
         assert second.reply(1) == "ü"
 
 
 def test_a_barrier_has_no_reply_before_all_have_come(job):
     with bound(job) as (first, second):
-        first.say(Gather(1, "b", (0, 1), None))
-        first.say(Get(2, "x", wait=False))
+        first.say(GatherValues(1, "b", (0, 1), None))
+        first.say(GetValue(2, "x", wait=False))
         assert first.wait_for(messages.Reply).id == 2, "the reply to the later request comes first"
-        second.say(Gather(1, "b", (0, 1), None))
+        second.say(GatherValues(1, "b", (0, 1), None))
         for task in (first, second):
             assert task.reply(1) == [None, None]
 
@@ -448,9 +448,9 @@ def test_message_of_one_mebibyte_is_received(job):
     """Longer than before the handshake's end, and than what is read at once."""
     value = "x" * (1 << 20)
     with bound(job) as (first, second):
-        first.say(Put("long", value))
+        first.say(PublishValue("long", value))
         for task in (first, second):
-            task.say(Get(1, "long", wait=True))
+            task.say(GetValue(1, "long", wait=True))
             assert task.reply(1) == value
 
 
@@ -458,13 +458,13 @@ def test_a_stall_is_explained_to_all(job):
     with bound(job) as (first, second):
         first.say(Stalled(60))
         for task in (first, second):
-            task.wait_for(Report)
-        first.say(State((Call("sum", 0, 2, None),), {0: 3}))
-        second.say(State((), {0: 2}))
+            task.wait_for(StatusRequest)
+        first.say(RankStatus((CollectiveCall("sum", 0, 2, None),), {0: 3}))
+        second.say(RankStatus((), {0: 2}))
         for task in (first, second):
-            assert "rank 0 has posted sum (call 3); missing: rank 1." in task.wait_for(Stall).why
+            assert "rank 0 has posted sum (call 3); missing: rank 1." in task.wait_for(StallReport).why
         second.say(Stalled(60))  # a moment later
         for task in (first, second):
-            task.say(Get(1, "nothing", wait=False))
+            task.say(GetValue(1, "nothing", wait=False))
             while not isinstance(message := task.hear(), messages.Reply):
-                assert not isinstance(message, Report), "it has just been explained"
+                assert not isinstance(message, StatusRequest), "it has just been explained"

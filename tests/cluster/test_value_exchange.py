@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.cluster.messages import Gather, Get, Put, Reply
+from tfdist.cluster.messages import GatherValues, GetValue, PublishValue, Reply
 from tfdist.cluster.value_exchange import ValueExchange
 
 
@@ -14,13 +14,13 @@ class Told:
         self.meetings = ValueExchange(lambda task, reply: self.replies.append((task, reply)))
 
     def gather(self, task, value=None, tasks=(0, 2), name="name", request=1):
-        return self.meetings.gather(task, Gather(request, name, tasks, value))
+        return self.meetings.gather(task, GatherValues(request, name, tasks, value))
 
     def get(self, task, key, wait=True):
-        self.meetings.get(task, Get(1, key, wait))
+        self.meetings.get(task, GetValue(1, key, wait))
 
     def put(self, task, key, value):
-        self.meetings.put(task, Put(key, value))
+        self.meetings.put(task, PublishValue(key, value))
 
 
 @pytest.fixture

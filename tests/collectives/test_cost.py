@@ -2,14 +2,14 @@ import pytest
 
 from tfdist.collectives import cost
 from tfdist.collectives.algorithms import ALGORITHMS
-from tfdist.collectives.cost import Calibration, Level, Model, cheapest
+from tfdist.collectives.cost import Calibration, CostModel, Level, cheapest
 
 SLOW_LINE = Calibration(Level(1e-6, 1e-10), Level(1e-4, 1e-8), 1e-10, 0.0)
 MIB = 2**20
 
 
 def model(hosts, calibration=SLOW_LINE):
-    return Model(tuple(hosts), calibration)
+    return CostModel(tuple(hosts), calibration)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.cluster.settings import Timeouts
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.errors import CollectiveTimeoutError, MismatchError
 
 DEADLINE = 120.0
@@ -84,7 +84,7 @@ class Ranks:
             Engine(world.communicator(rank), self.control, Timeouts(collective=DEADLINE / 2), tags=1 << 20)
             for rank in range(size)
         ]
-        self.groups = [Group(engine, None, algorithm) for engine in self._engines]
+        self.groups = [ProcessGroup(engine, None, algorithm) for engine in self._engines]
 
     def __call__(self, work, *arguments):
         """What ``work(group, *arguments)`` returns on each rank; raises the first error of one."""

@@ -8,7 +8,7 @@ from tfdist.collectives.cost import TYPICAL
 from tfdist.comm.local import LocalWorld
 from tfdist.engine import calibration
 from tfdist.engine.engine import Engine
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.errors import CalibrationError
 
 
@@ -57,7 +57,7 @@ def test_groups_use_the_calibration_of_their_job(cache, monkeypatch):
     calibration.store(faster, calibration.machine(hosts))
     engine = Engine(LocalWorld(4, hosts).communicator(2), None, Timeouts())
     for members in (None, (2, 0), (3, 1, 2)):
-        assert calibration.read(calibration.written(Group(engine, members))) == faster
+        assert calibration.read(calibration.written(ProcessGroup(engine, members))) == faster
     calibration.store(faster, {**calibration.machine(hosts), "processor": "Abacus"})
     with pytest.raises(CalibrationError, match="was not made for the machines and processes of rank 2"):
-        calibration.written(Group(engine, (2, 0)))
+        calibration.written(ProcessGroup(engine, (2, 0)))

@@ -9,7 +9,7 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.collectives import ring
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.errors import CollectiveTimeoutError, MismatchError, PeerLostError, TfdistError
 
 
@@ -331,7 +331,7 @@ def test_different_groups_can_use_equal_keys(engines):
     made, _ = engines
 
     def work(rank, engine):
-        alone, both, turned = Group(engine, (rank,)), Group(engine), Group(engine, (1, 0))
+        alone, both, turned = ProcessGroup(engine, (rank,)), ProcessGroup(engine), ProcessGroup(engine, (1, 0))
         buffers = [np.full(4, 1.0 + rank) for _ in range(3)]
         groups = [alone, both, turned] if rank == 0 else [turned, alone, both]
         pending = [
@@ -353,7 +353,7 @@ def one_of_three():
 
 
 def posted(engine, *members):
-    return Group(engine, members).post("x", ring.all_reduce(np.ones(3)), overlaps=False)
+    return ProcessGroup(engine, members).post("x", ring.all_reduce(np.ones(3)), overlaps=False)
 
 
 DIED = PeerLostError("rank 2 died")
@@ -372,7 +372,7 @@ def test_rank_without_common_group_survives_a_lost_rank(one_of_three):
 
 def test_a_rank_without_another_group_fails(one_of_three):
     assert not one_of_three.survives(2, DIED), "no group is used yet: the world counts"
-    Group(one_of_three, (0,)).run("x", ring.all_reduce(np.ones(3)))
+    ProcessGroup(one_of_three, (0,)).run("x", ring.all_reduce(np.ones(3)))
     assert not one_of_three.survives(2, DIED), "a group of one is no reason to go on"
     posted(one_of_three, 0, 2)
     assert not one_of_three.survives(2, DIED)
@@ -389,23 +389,23 @@ def test_only_the_groups_of_a_lost_rank_fail(one_of_three):
     assert one_of_three.unnoticed is None
     assert one_of_three.under_way() == [lasting]
     assert one_of_three.failure is None
-    assert Group(one_of_three, (2, 0)).failure is DIED
-    assert Group(one_of_three, (0, 1)).failure is None
+    assert ProcessGroup(one_of_three, (2, 0)).failure is DIED
+    assert ProcessGroup(one_of_three, (0, 1)).failure is None
 
 
 def test_check_raises_failures_of_its_group(one_of_three):
     """Nobody waits, who would learn of them from the control connection."""
     posted(one_of_three, 0, 1)
     assert one_of_three.survives(2, DIED)
-    Group(one_of_three, (0, 1)).check()
+    ProcessGroup(one_of_three, (0, 1)).check()
     with pytest.raises(PeerLostError, match="rank 2 died"):
-        Group(one_of_three, (0, 2)).check()
+        ProcessGroup(one_of_three, (0, 2)).check()
     assert one_of_three.unnoticed is None
     one_of_three.check()
     one_of_three.control.failure = PeerLostError("rank 1 died")
     for _ in range(2):
         with pytest.raises(PeerLostError, match="rank 1 died"):
-            Group(one_of_three, (0, 2)).check()
+            ProcessGroup(one_of_three, (0, 2)).check()
     assert one_of_three.failure is one_of_three.control.failure
 
 

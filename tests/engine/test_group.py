@@ -6,7 +6,7 @@ from tfdist.collectives import ring
 from tfdist.collectives.cost import Calibration, Level
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.errors import TfdistError
 
 SLOW_NETWORK = Calibration(Level(1e-6, 1e-10), Level(1e-3, 1e-7), 1e-10, 0.0)
@@ -19,7 +19,7 @@ def engine(rank=2, hosts=(0, 0, 1, 1, 2)):
 
 @pytest.mark.parametrize("algorithm", ["ring", "mpi"])
 def test_all_processes_in_their_order_are_the_world(algorithm):
-    for group in (Group(engine(), None, algorithm), Group(engine(), (0, 1, 2, 3, 4), algorithm)):
+    for group in (ProcessGroup(engine(), None, algorithm), ProcessGroup(engine(), (0, 1, 2, 3, 4), algorithm)):
         assert group.is_world
         assert (group.rank, group.size, group.members) == (2, 5, (0, 1, 2, 3, 4))
         assert group.hosts == (0, 0, 1, 1, 2)
@@ -27,35 +27,35 @@ def test_all_processes_in_their_order_are_the_world(algorithm):
 
 @pytest.mark.parametrize("members", [(2,), (4, 2), (4, 3, 2, 1, 0)])
 def test_subset_or_reordered_members_are_not_the_world(members):
-    group = Group(engine(), members)
+    group = ProcessGroup(engine(), members)
     assert not group.is_world
     assert (group.rank, group.size) == (members.index(2), len(members))
     assert group.hosts == tuple((0, 0, 1, 1, 2)[member] for member in members)
     assert str(group) == f"Group({list(members)})"
     with pytest.raises(ValueError, match="'mpi' runs among all processes of a job"):
-        Group(engine(), members, "mpi")
+        ProcessGroup(engine(), members, "mpi")
 
 
 def test_group_without_the_own_rank_raises():
     with pytest.raises(ValueError, match="not in tuple"):
-        Group(engine(), (0, 1))
+        ProcessGroup(engine(), (0, 1))
 
 
 def test_the_first_member_writes():
-    assert [Group(engine(), members).is_writer for members in (None, (2, 0), (0, 2))] == [False, True, False]
+    assert [ProcessGroup(engine(), members).is_writer for members in (None, (2, 0), (0, 2))] == [False, True, False]
 
 
 def test_a_subgroup_is_of_the_groups_own_ranks():
-    group = Group(engine(), (4, 2, 0), "tree")
+    group = ProcessGroup(engine(), (4, 2, 0), "tree")
     inner = group.subgroup((1, 0))
     assert inner.members == (2, 4)
     assert (inner.rank, inner.algorithm) == (0, "tree")
     assert not inner.is_world
-    assert Group(engine(), (1, 0, 2, 4, 3)).subgroup((1, 0, 2, 4, 3)).is_world
+    assert ProcessGroup(engine(), (1, 0, 2, 4, 3)).subgroup((1, 0, 2, 4, 3)).is_world
 
 
 def test_using_returns_a_group_with_another_algorithm():
-    group = Group(engine(), (2, 4))
+    group = ProcessGroup(engine(), (2, 4))
     other = group.using("butterfly", None)
     assert (other.algorithm, other.members, other.engine) == ("butterfly", (2, 4), group.engine)
     assert group.algorithm == "ring"
@@ -70,35 +70,35 @@ def test_numbers_are_counted_per_kind_and_group():
     counted = [
         (group, kind, group.number(kind))
         for group, kind in [
-            (Group(one), "strategy"),
-            (Group(one), "strategy"),
-            (Group(one), "exchange"),
-            (Group(one, (2, 0)), "strategy"),
-            (Group(one, (0, 2)), "strategy"),  # in another order it is another group
-            (Group(one, (0, 1, 2, 3, 4)), "strategy"),
+            (ProcessGroup(one), "strategy"),
+            (ProcessGroup(one), "strategy"),
+            (ProcessGroup(one), "exchange"),
+            (ProcessGroup(one, (2, 0)), "strategy"),
+            (ProcessGroup(one, (0, 2)), "strategy"),  # in another order it is another group
+            (ProcessGroup(one, (0, 1, 2, 3, 4)), "strategy"),
         ]
     ]
     assert [number for _, _, number in counted] == [0, 1, 0, 0, 0, 2]
-    assert Group(engine()).number("strategy") == 0, "of another process"
+    assert ProcessGroup(engine()).number("strategy") == 0, "of another process"
 
 
 def test_auto_goes_by_the_groups_machines_and_its_calibration():
-    two_hosts = Group(engine(hosts=(0, 0, 1, 1)), (0, 1, 2, 3), "auto", SLOW_NETWORK)
+    two_hosts = ProcessGroup(engine(hosts=(0, 0, 1, 1)), (0, 1, 2, 3), "auto", SLOW_NETWORK)
     assert two_hosts.choose(64 << 20) == "hierarchical"
     one_host = two_hosts.subgroup((2, 3))
     assert one_host.choose(64 << 20) != "hierarchical"
-    assert Group(engine(), None, "tree", SLOW_NETWORK).choose(64 << 20) == "tree"
+    assert ProcessGroup(engine(), None, "tree", SLOW_NETWORK).choose(64 << 20) == "tree"
 
 
 def test_choose_in_turn_replaces_mpi_by_ring():
-    assert Group(engine(), None, "mpi").choose(8) == "mpi"
-    assert Group(engine(), None, "mpi").choose_in_turn(8) == "ring"
-    assert Group(engine(), None, "tree").choose_in_turn(8) == "tree"
+    assert ProcessGroup(engine(), None, "mpi").choose(8) == "mpi"
+    assert ProcessGroup(engine(), None, "mpi").choose_in_turn(8) == "ring"
+    assert ProcessGroup(engine(), None, "tree").choose_in_turn(8) == "tree"
 
 
 def test_group_of_one_runs_without_a_server():
     """Not even the server is asked, because there is nothing to agree on."""
-    group = Group(engine(), (2,))
+    group = ProcessGroup(engine(), (2,))
     buffer = np.full(3, 5.0)
     assert group.run("sum", ring.all_reduce(buffer)) is None
     pending = group.post("sum", ring.all_reduce(buffer), overlaps=False)
@@ -109,7 +109,7 @@ def test_group_of_one_runs_without_a_server():
 
 def test_engine_failure_fails_its_groups():
     one = engine()
-    groups = [Group(one), Group(one, (2,))]
+    groups = [ProcessGroup(one), ProcessGroup(one, (2,))]
     assert [group.failure for group in groups] == [None, None]
     one.fail(TfdistError("lost"))
     assert [str(group.failure) for group in groups] == ["lost", "lost"]
@@ -118,6 +118,6 @@ def test_engine_failure_fails_its_groups():
 
 
 def test_take_and_join_are_passed_to_the_engine():
-    group = Group(engine(rank=0, hosts=(0,)))
+    group = ProcessGroup(engine(rank=0, hosts=(0,)))
     assert group.take(24).nbytes == 24
     assert group.join() == 0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.cluster.serving import DEADLINE, connected, serving
-from tfdist.cluster.messages import Call, Invited, Join, StandIn
+from tfdist.cluster.messages import CollectiveCall, Invited, Join, StandIn
 from tfdist.cluster.settings import Timeouts
 from tfdist.comm.local import LocalWorld
 from tfdist.engine import operations
@@ -82,7 +82,7 @@ class Inviting(Connection):
         super().send(message)
         assert isinstance(message, Join)
         for call in self.calls:
-            self.listener.invited(Invited(Call("all", 4, call, None), BARRIER))
+            self.listener.invited(Invited(CollectiveCall("all", 4, call, None), BARRIER))
         self.listener.all_joined(0)
 
 

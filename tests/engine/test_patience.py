@@ -2,14 +2,14 @@
 
 import pytest
 
-from tfdist.cluster.messages import Call, Moving, Stalled, StandIn, Standing
+from tfdist.cluster.messages import CollectiveCall, Resumed, Stalled, StandIn, WaitingForCall
 from tfdist.cluster.settings import Timeouts
 from tfdist.engine.operations import Operation
 from tfdist.engine.patience import STANDING_SECONDS, WaitMonitor
 from tfdist.engine.pending import Pending
 from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
 
-STANDING = Standing(Call("sum", 4, 2, None), {4: 3}, is_alone=True)
+STANDING = WaitingForCall(CollectiveCall("sum", 4, 2, None), {4: 3}, is_alone=True)
 
 
 class Connection:
@@ -44,7 +44,7 @@ def test_blocked_rank_reports_standing_once(control):
     wait.check(STANDING_SECONDS * 3)
     assert control.sent == [STANDING]
     wait.over()
-    assert control.kinds() == [Standing, Moving]
+    assert control.kinds() == [WaitingForCall, Resumed]
 
 
 def test_non_blocking_wait_is_not_reported(control):
@@ -136,4 +136,4 @@ def test_failed_wait_reports_its_end_to_the_server(control):
     with pytest.raises(TfdistError):
         wait.check(2.1)
     wait.over()
-    assert control.kinds() == [Standing, Moving]
+    assert control.kinds() == [WaitingForCall, Resumed]

@@ -1,4 +1,4 @@
-from tfdist.cluster.messages import Call
+from tfdist.cluster.messages import CollectiveCall
 from tfdist.engine.pending import Pending
 
 
@@ -11,7 +11,7 @@ def test_describe_holds_number_call_members_and_contents():
     pending = Pending("sum", (2, 0), contents="kernel, bias")
     assert pending.describe().number is None, "the members have not agreed yet"
     pending.number, pending.call = 4, 17
-    assert pending.describe() == Call("sum", 4, 17, (2, 0), "kernel, bias")
+    assert pending.describe() == CollectiveCall("sum", 4, 17, (2, 0), "kernel, bias")
 
 
 def test_ready_defaults_to_the_creation_time():

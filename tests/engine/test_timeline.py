@@ -2,13 +2,13 @@ import json
 
 from tfdist.engine import timeline
 from tfdist.engine.pending import Pending
-from tfdist.engine.timeline import EventRecorder, Flight, Wait
+from tfdist.engine.timeline import EventRecorder, Flight, WaitEvent
 
 
 def recorded():
     made = EventRecorder(rank=1, offset=100.0)
     made.flights.append(Flight("sum", 4, "kernel", [1.0, 1.1, 1.5, 2.0]))
-    made.waits += [Wait("sum", 1.2, 1.4), Wait("count", 1.3, 1.6), Wait("sum", 2.0, 2.5)]
+    made.waits += [WaitEvent("sum", 1.2, 1.4), WaitEvent("count", 1.3, 1.6), WaitEvent("sum", 2.0, 2.5)]
     return made
 
 

@@ -5,10 +5,10 @@ from tests.gossip.conftest import until
 from tfdist.cluster.settings import Timeouts
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.errors import PeerLostError
 from tfdist.gossip.lines import MessageChannels
-from tfdist.gossip.messages import Kind, Message
+from tfdist.gossip.messages import GossipMessage, MessageKind
 
 
 def test_messages_arrive_in_their_order(ranks):
@@ -20,7 +20,9 @@ def test_messages_arrive_in_their_order(ranks):
         other = 1 - group.rank
         for number in range(12):
             for place, line in enumerate(lines):
-                line.send(other, Message(Kind.WEIGHTS, number, place, [np.full(10 ** (number % 5), group.rank)]))
+                line.send(
+                    other, GossipMessage(MessageKind.WEIGHTS, number, place, [np.full(10 ** (number % 5), group.rank)])
+                )
         for number in range(12):
             for place, line in enumerate(lines):
                 message = line.await_next(other)
@@ -40,8 +42,8 @@ def test_groups_have_separate_channels(ranks):
             return None
         pair, other = group.subgroup((0, 1)), 1 - group.rank
         whole, part = MessageChannels(group, "a"), MessageChannels(pair, "a")
-        whole.send(other, Message(Kind.WEIGHTS, 1))
-        part.send(other, Message(Kind.WEIGHTS, 2))
+        whole.send(other, GossipMessage(MessageKind.WEIGHTS, 1))
+        part.send(other, GossipMessage(MessageKind.WEIGHTS, 2))
         return part.await_next(other).round, whole.await_next(other).round
 
     assert ranks(3)(work) == [(2, 1), (2, 1), None]
@@ -52,18 +54,18 @@ def test_arrived_returns_none_until_message_comes(ranks):
         lines = MessageChannels(group, "a")
         if group.rank == 0:
             assert lines.arrived(1) is None
-            lines.send(1, Message(Kind.REQUEST))
+            lines.send(1, GossipMessage(MessageKind.REQUEST))
             return until(lambda: lines.arrived(1)).kind
-        assert lines.await_next(0, blocking=True).kind == Kind.REQUEST
-        lines.send(0, Message(Kind.DECLINED))
+        assert lines.await_next(0, blocking=True).kind == MessageKind.REQUEST
+        lines.send(0, GossipMessage(MessageKind.DECLINED))
         return None
 
-    assert ranks(2)(work)[0] == Kind.DECLINED
+    assert ranks(2)(work)[0] == MessageKind.DECLINED
 
 
 def test_arrived_raises_after_any_neighbour_is_lost():
     engine = Engine(LocalWorld(3).communicator(0), None, Timeouts())
-    lines = MessageChannels(Group(engine), "a")
+    lines = MessageChannels(ProcessGroup(engine), "a")
     assert lines.arrived(1) is None
     assert lines.arrived(2) is None
     assert engine.survives(2, PeerLostError("rank 2 died"))

@@ -2,7 +2,7 @@ import numpy as np
 
 from tfdist.gossip.encodings import Plain
 from tfdist.gossip.lines import MessageChannels
-from tfdist.gossip.messages import Kind
+from tfdist.gossip.messages import MessageKind
 from tfdist.gossip.mixing import Mixing, added, like
 from tfdist.gossip.rounds import SynchronousMixing
 from tfdist.gossip.topologies import as_topology
@@ -15,7 +15,7 @@ class Shouting(Mixing):
 
     def mix(self, values):
         for rank in self._left:
-            self._lines.send(rank, self._message(Kind.WEIGHTS, values))
+            self._lines.send(rank, self._message(MessageKind.WEIGHTS, values))
         self._round += 1
         return list(values)
 

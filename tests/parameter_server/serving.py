@@ -9,9 +9,9 @@ import numpy as np
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.pushes import Gradients, Hogwild
 from tfdist.parameter_server.options.synchronization import Asynchronous
-from tfdist.parameter_server.protocol.messages import Attach, Create, Pull, Push, Values
-from tfdist.parameter_server.protocol.state import Held
-from tfdist.parameter_server.server.server import Server
+from tfdist.parameter_server.protocol.messages import Attach, CreateShard, Pull, Push, Values
+from tfdist.parameter_server.protocol.state import HeldRows
+from tfdist.parameter_server.server.server import ParameterServer
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.parameter_server.shard.ledger import Ledger
 from tfdist.parameter_server.shard.parts import parts_of
@@ -42,7 +42,7 @@ def serving(
     def make(model, occurrence):
         return Shard(Ledger(mode), None, parts_of(arguments), new_store_of(arguments))
 
-    server = Server(Shards(make, tables, deals, chief=chief), address, keys)
+    server = ParameterServer(Shards(make, tables, deals, chief=chief), address, keys)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
@@ -64,9 +64,9 @@ def connected(server, timeout=DEADLINE, keys=None):
 
 def create(connection):
     optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(1.0))
-    held = (Held("w", 0, SIZE, SIZE),)
+    held = (HeldRows("w", 0, SIZE, SIZE),)
     values = [np.zeros(SIZE, np.float32)]
-    return connection.request(lambda id: Create(id, 0, 1, "model", held, optimizer, True, ((),)), values)[0]
+    return connection.request(lambda id: CreateShard(id, 0, 1, "model", held, optimizer, True, ((),)), values)[0]
 
 
 def attach(connection, worker=0, model="model"):

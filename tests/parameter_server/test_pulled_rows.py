@@ -18,8 +18,17 @@ from tfdist.parameter_server.options.synchronization import (
     Synchronous,
 )
 from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
-from tfdist.parameter_server.protocol.messages import Attach, Create, Pull, Push, Put, Refused, Values, WorkerValues
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.messages import (
+    AssignValues,
+    Attach,
+    CreateShard,
+    Pull,
+    Push,
+    Refused,
+    Values,
+    WorkerValues,
+)
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.shard.ledger import Ledger
 from tfdist.parameter_server.shard.parts import parts_of
 from tfdist.parameter_server.shard.shard import Shard
@@ -46,14 +55,16 @@ class Job:
         self.config = keras.saving.serialize_keras_object(optimizer)
         self.made = lambda: Shard(Ledger(mode), parts=parts_of(Arguments(mode)))
         self.generator = generator
-        self.held = tuple(Held(f"v{place}", 0, *[shape[0] if shape else 1] * 2) for place, shape in enumerate(SHAPES))
+        self.held = tuple(
+            HeldRows(f"v{place}", 0, *[shape[0] if shape else 1] * 2) for place, shape in enumerate(SHAPES)
+        )
         self.shard, self.history, self.number = self.made(), {}, 0
-        self.start(State([generator.normal(size=shape).astype("float32") for shape in SHAPES], [{}] * 4))
+        self.start(TrainingState([generator.normal(size=shape).astype("float32") for shape in SHAPES], [{}] * 4))
 
     def start(self, state):
         self.say(Attach, 0, 1, "model")
         names = state.names()
-        self.say(Create, 0, 1, "model", self.held, self.config, True, *names, arrays=state.arrays())
+        self.say(CreateShard, 0, 1, "model", self.held, self.config, True, *names, arrays=state.arrays())
 
     def start_again(self):
         state = self.shard.store.state()
@@ -190,7 +201,7 @@ def test_pulled_rows_equal_the_servers_values(name, prefetch):
             worker.pull()
         else:
             values = [generator.normal(size=shape).astype("float32") for shape in SHAPES]
-            worker.deliver((Put, (worker.number, 1), shapes().layout().vectors(values), {}, []))
+            worker.deliver((AssignValues, (worker.number, 1), shapes().layout().vectors(values), {}, []))
     assert (sum(worker.by_rows for worker in workers) > 30) == (name in BY_ROWS)
     for worker in workers:
         worker.pull()

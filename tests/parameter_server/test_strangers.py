@@ -15,7 +15,12 @@ from tfdist.parameter_server.protocol import messages, wire
 
 MESSAGES = 3000
 KINDS = typing.get_args(
-    messages._OfModels | messages._OfEpochs | messages._OfTables | messages.GiveState | messages.Share | messages.Read
+    messages._OfModels
+    | messages._OfEpochs
+    | messages._OfTables
+    | messages.CompareState
+    | messages.OfferSegment
+    | messages.ReadModel
 )
 NUMBERS = (0, 0, 1, 1, 2, -1, 7, 1 << 31, -(1 << 62), (1 << 63) - 1)
 TEXTS = ("", "model", "model", "../x", "a/b", "rows-0", "values", "é" * 1000, "\0")

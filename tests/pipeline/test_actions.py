@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.pipeline.actions import Action, Kind, parse
+from tfdist.pipeline.actions import Action, ActionKind, parse
 
 
 @pytest.mark.parametrize("text", ["0F0", "12B3", "1I20", "2W0"])
@@ -11,7 +11,7 @@ def test_text_of_parsed_action_equals_input(text):
 
 
 def test_parse_returns_stage_kind_and_micro_batch():
-    assert parse(" 12B3 ") == Action(12, Kind.BACKWARD, 3)
+    assert parse(" 12B3 ") == Action(12, ActionKind.BACKWARD, 3)
 
 
 @pytest.mark.parametrize("text", ["", "F0", "0F", "0X1", "-1F0", "0F0 0F1", "0f0"])

@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from tfdist.pipeline.actions import Kind
+from tfdist.pipeline.actions import ActionKind
 from tfdist.pipeline.dry_run import dry_run
 from tfdist.pipeline.schedules import gpipe, interleaved, one_forward_one_backward
 
 
 def run(table):
-    return dry_run(table, lambda action: 2.0 if action.kind is Kind.BACKWARD else 1.0)
+    return dry_run(table, lambda action: 2.0 if action.kind is ActionKind.BACKWARD else 1.0)
 
 
 def test_schedule_is_printed_as_text_timeline():

@@ -3,10 +3,10 @@
 import pytest
 
 from tfdist.pipeline import schedules
-from tfdist.pipeline.actions import Kind
+from tfdist.pipeline.actions import ActionKind
 from tfdist.pipeline.dry_run import dry_run
 
-COSTS = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUTS: 1.0, Kind.WEIGHTS: 1.0}
+COSTS = {ActionKind.FORWARD: 1.0, ActionKind.BACKWARD: 2.0, ActionKind.INPUTS: 1.0, ActionKind.WEIGHTS: 1.0}
 SIZES = [(p, m) for p in (1, 2, 3, 4, 7, 8) for m in range(1, 20)] + [(16, 40), (64, 64), (64, 100), (33, 5)]
 
 

@@ -6,18 +6,18 @@ import threading
 import msgspec
 
 from tfdist.cluster.quorum_messages import (
-    Aborted,
+    AskFirstEpoch,
+    ContributionsMissing,
+    ContributionsReceived,
     Enlist,
     Enlisted,
-    Epoch,
-    Have,
-    Lack,
-    Linger,
+    EpochReached,
+    FitEnded,
     Meeting,
-    Outcome,
-    Ready,
-    Replace,
-    Where,
+    MeetingAborted,
+    MeetingOutcome,
+    ReadyForRound,
+    ReplaceState,
 )
 from tfdist.cluster.quorums import QuorumCoordinator
 from tfdist.errors import RendezvousError
@@ -45,7 +45,7 @@ class Job:
         self.members = [Member(self, task) for task in range(size)]
 
     def _tell(self, task, message):
-        if isinstance(message, Aborted):
+        if isinstance(message, MeetingAborted):
             self.aborted[task, message.rounds] = message.attempt
         else:
             self.replies[message.id] = message
@@ -154,25 +154,25 @@ class Member:
 
     def ready(self, rounds, round, samples, ends, checksum):
         of = rounds, round, samples, ends, self.fit, checksum
-        return msgspec.convert(self._job.ask(self.task, Ready, *of), Meeting)
+        return msgspec.convert(self._job.ask(self.task, ReadyForRound, *of), Meeting)
 
     def replace(self, rounds):
-        return self._job.ask(self.task, Replace, rounds)
+        return self._job.ask(self.task, ReplaceState, rounds)
 
     def have(self, rounds, attempt):
-        return msgspec.convert(self._job.ask(self.task, Have, rounds, attempt), Outcome)
+        return msgspec.convert(self._job.ask(self.task, ContributionsReceived, rounds, attempt), MeetingOutcome)
 
     def lacks(self, rounds, attempt, tasks):
-        self._job.tell(self.task, Lack(rounds, attempt, tuple(tasks)))
+        self._job.tell(self.task, ContributionsMissing(rounds, attempt, tuple(tasks)))
 
     def is_aborted(self, rounds, attempt):
         return self._job.aborted.get((self.task, rounds), 0) >= attempt
 
     def epoch_of(self, fit):
-        return self._job.ask(self.task, Where, fit)
+        return self._job.ask(self.task, AskFirstEpoch, fit)
 
     def reach(self, fit, epoch):
-        self._job.tell(self.task, Epoch(fit, epoch))
+        self._job.tell(self.task, EpochReached(fit, epoch))
 
     def linger(self, fit, rounds):
-        self._job.ask(self.task, Linger, fit, rounds)
+        self._job.ask(self.task, FitEnded, fit, rounds)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tfdist.cluster.quorum_messages import Lack, Meeting, Partner
+from tfdist.cluster.quorum_messages import ContributionsMissing, Meeting, Partner
 from tfdist.errors import MismatchError
 from tfdist.quorum import exchange
 from tfdist.quorum.exchange import AbortedError, MeetingExchange
@@ -87,7 +87,7 @@ def test_silent_partner_is_reported_as_lacking(job, monkeypatch, sends_own):
     reported = []
 
     def lacks(rounds, attempt, tasks):
-        reported.append(Lack(rounds, attempt, tuple(tasks)))
+        reported.append(ContributionsMissing(rounds, attempt, tuple(tasks)))
         made.aborted[0, "a"] = made.aborted[1, "a"] = 1
 
     def work(task):
@@ -101,7 +101,7 @@ def test_silent_partner_is_reported_as_lacking(job, monkeypatch, sends_own):
             one.mean("0", np.zeros(3))
 
     made.side_by_side(work, range(3))
-    assert set(reported) == {Lack("a", 1, (2,))}
+    assert set(reported) == {ContributionsMissing("a", 1, (2,))}
 
 
 def test_vectors_of_another_length_are_an_error(job):

@@ -7,7 +7,7 @@ import zmq
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.quorum.links import Links
-from tfdist.quorum.messages import Piece, State
+from tfdist.quorum.messages import ArrayPiece, FetchedState
 
 SECONDS = 20.0
 
@@ -30,7 +30,7 @@ class Holds:
         self.arrays = list(arrays)
 
     def state(self, request):
-        return State(request, 4, 3, 70, (len(self.arrays), 0, 0)), self.arrays
+        return FetchedState(request, 4, 3, 70, (len(self.arrays), 0, 0)), self.arrays
 
 
 def no_failure():
@@ -58,9 +58,9 @@ def test_states_are_fetched_and_pieces_sent(links, keys):
         array += 1  # of the receiver's own
     sent = [np.full(4, place, np.float32) for place in range(3)]
     for place, array in enumerate(sent):
-        other.send(one.address, Piece("a", 2, 1, "own 0", place), array)
+        other.send(one.address, ArrayPiece("a", 2, 1, "own 0", place), array)
     for place, (piece, array) in enumerate(pieces(one, "a", 2, 3)):
-        assert piece == Piece("a", 2, 1, "own 0", place)
+        assert piece == ArrayPiece("a", 2, 1, "own 0", place)
         np.testing.assert_array_equal(array, sent[place])
     assert (other.messages_sent, other.bytes_sent) == (3, 48)
     assert one.bytes_sent == sum(array.nbytes for array in source.arrays)
@@ -95,7 +95,7 @@ def test_fetch_ends_if_source_is_closed_or_job_failed(links):
 def test_pieces_of_earlier_attempts_are_dropped_later_ones_kept(links):
     one, other = links(0), links(1)
     for attempt in (1, 2, 3):
-        other.send(one.address, Piece("a", attempt, 1, "own 0", 0), np.zeros(1))
+        other.send(one.address, ArrayPiece("a", attempt, 1, "own 0", 0), np.zeros(1))
     assert [piece.attempt for piece, _ in pieces(one, "a", 3, 1)] == [3]
     with one.arrived:
         assert one.pieces("a", 2) == []
@@ -108,18 +108,18 @@ def test_invalid_messages_are_ignored(links):
         stranger.connect(f"tcp://{one.address}")
         stranger.send_multipart([b"nonsense"])
         stranger.send_multipart([b"tfps\x02nonsense", b""])
-        other.send(one.address, Piece("a", 1, 1, "own 0", 0), np.zeros(1))
+        other.send(one.address, ArrayPiece("a", 1, 1, "own 0", 0), np.zeros(1))
         assert len(pieces(one, "a", 1, 1)) == 1
 
 
 def test_connections_that_are_not_needed_are_closed(links):
     one, other, third = links(0), links(1), links(2)
     for target in (one, third):
-        other.send(target.address, Piece("a", 1, 1, "own 0", 0), np.zeros(1))
+        other.send(target.address, ArrayPiece("a", 1, 1, "own 0", 0), np.zeros(1))
         pieces(target, "a", 1, 1)
     other.keep([one.address])
     assert list(other._to) == [one.address]
-    other.send(third.address, Piece("a", 1, 1, "own 0", 1), np.zeros(1))
+    other.send(third.address, ArrayPiece("a", 1, 1, "own 0", 1), np.zeros(1))
     assert len(pieces(third, "a", 1, 1)) == 1, "and made again"
 
 
@@ -137,7 +137,7 @@ def test_number_of_pieces_of_unknown_rounds_is_limited(links):
     one, other, source = links(0), links(1), Holds()
     one.offer("mine", source)
     for number in range(100):
-        other.send(one.address, Piece(f"unknown {number}", 1, 1, "own 0", 0), np.zeros(1))
-    other.send(one.address, Piece("mine", 1, 1, "own 0", 0), np.zeros(1))
+        other.send(one.address, ArrayPiece(f"unknown {number}", 1, 1, "own 0", 0), np.zeros(1))
+    other.send(one.address, ArrayPiece("mine", 1, 1, "own 0", 0), np.zeros(1))
     assert len(pieces(one, "mine", 1, 1)) == 1
     assert len(one._pieces) < 20

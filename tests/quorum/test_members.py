@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.cluster.serving import control, serving
-from tfdist.cluster.quorum_messages import Enlisted, Outcome, Partner
+from tfdist.cluster.quorum_messages import Enlisted, MeetingOutcome, Partner
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import MismatchError, RendezvousError, TfdistError
 from tfdist.quorum.links import Links
@@ -52,7 +52,7 @@ def test_members_enlist_meet_and_agree_on_outcome():
         partners = tuple(Partner(task, 5 + task, member.links.address) for task, member in enumerate((one, other)))
         for meeting, outcome in found.values():
             assert meeting.partners == partners
-            assert outcome == Outcome(True)
+            assert outcome == MeetingOutcome(True)
         assert other.others == 4
         assert not one.is_aborted("a", 1)
 
@@ -69,7 +69,7 @@ def test_reported_lack_aborts_the_meeting():
         one.lacks("a", meeting.attempt, [1])
         with one.links.arrived:
             assert one.links.arrived.wait_for(lambda: one.is_aborted("a", meeting.attempt), 10)
-        assert one.have("a", meeting.attempt) == Outcome(False)
+        assert one.have("a", meeting.attempt) == MeetingOutcome(False)
 
 
 def test_missing_quorum_raises_after_timeout():

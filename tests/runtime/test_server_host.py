@@ -12,7 +12,7 @@ from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.protocol.messages import Attach, Suspend
-from tfdist.parameter_server.worker.client import Connection, RefusedError
+from tfdist.parameter_server.worker.client import Connection, MessageRefusedError
 from tfdist.runtime import membership, server_host
 from tfdist.runtime.server_address import address_of
 from tfdist.runtime.server_host import Host
@@ -96,7 +96,7 @@ def test_next_server_takes_over_and_copy_is_recreated(job, caplog):
     connection = connect(chief, 1)
     connection.request(lambda id: Attach(id, 0, 1, "model"))
     second.die()
-    with pytest.raises(RefusedError, match="has not attached"):  # the copy answers, over a new connection
+    with pytest.raises(MessageRefusedError, match="has not attached"):  # the copy answers, over a new connection
         connection.request(lambda id: Suspend(id, 0, 1))
     assert connection.request(lambda id: Attach(id, 0, 1, "model"))[0].clock == 0
     again = start(1)
@@ -104,7 +104,7 @@ def test_next_server_takes_over_and_copy_is_recreated(job, caplog):
         assert [first.errors, again.errors] == [[], []]
         chief.control.gather("alone", None, (0,))
     first.die()
-    with pytest.raises(RefusedError, match="has not attached"):
+    with pytest.raises(MessageRefusedError, match="has not attached"):
         connection.request(lambda id: Suspend(id, 0, 1))
     assert connection.request(lambda id: Attach(id, 0, 1, "model"))[0].clock == 0
     assert again.errors == []

@@ -14,12 +14,12 @@ from tfdist.parameter_server.options.row_policy import RowPolicy
 from tfdist.parameter_server.options.servers import Servers
 from tfdist.parameter_server.options.staleness import DropBeyond, Unscaled
 from tfdist.parameter_server.options.synchronization import BoundedStaleness, Synchronous
-from tfdist.parameter_server.protocol.messages import Attach, Create, Push
-from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.messages import Attach, CreateShard, Push
+from tfdist.parameter_server.protocol.state import HeldRows
 from tfdist.parameter_server.protocol.tables import AttachTable
 from tfdist.runtime.server_state import ServerStateFactory
 
-HELD = (Held("w", 0, 2, 2),)
+HELD = (HeldRows("w", 0, 2, 2),)
 SGD = keras.optimizers.SGD(1.0)
 KEY = "SGD-1", 0
 
@@ -37,7 +37,7 @@ def train(shards, pushes):
 
     say(Attach, KEY[0])
     config = keras.saving.serialize_keras_object(SGD)
-    say(Create, KEY[0], HELD, config, True, ((),), arrays=[np.zeros(2, np.float32)])
+    say(CreateShard, KEY[0], HELD, config, True, ((),), arrays=[np.zeros(2, np.float32)])
     say(AttachTable, "users", 2, "float32", InitialRows(), RowPolicy(), keras.optimizers.serialize(SGD))
     version = shards[KEY].ledger.version
     for sequence in range(version, version + pushes):

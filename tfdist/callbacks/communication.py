@@ -11,7 +11,7 @@ import numpy as np
 from tfdist.callbacks.processes import processes_of
 from tfdist.callbacks.summaries import Summaries
 from tfdist.collectives.all_gather import all_gather_rows
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.notices import notice
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import UpdatesOnServers
@@ -192,7 +192,7 @@ class Communication(keras.callbacks.Callback):
         self._summaries.close()
 
 
-def _reading(group: Group) -> np.ndarray:
+def _reading(group: ProcessGroup) -> np.ndarray:
     """Returns the clock, bytes sent, seconds communicating and seconds waiting, of this process."""
     statistics = group.engine.statistics
     return np.array(

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.notices import notice
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.runtime import world
@@ -30,7 +30,7 @@ def has_others(callback: keras.callbacks.Callback) -> bool:
     return not alone
 
 
-def processes_of(model: Any) -> Group:
+def processes_of(model: Any) -> ProcessGroup:
     """Returns the processes that train a model together; without a strategy all of the job, or this process alone.
 
     Args:

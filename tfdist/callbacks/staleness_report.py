@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdist.callbacks.summaries import Summaries
 from tfdist.collectives.all_gather import all_gather_rows
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.notices import notice
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import Ability, DelaysUpdates, UpdatesOnServers
@@ -100,7 +100,7 @@ class StalenessReport(keras.callbacks.Callback):
         return None if rounds is None else Counter(rounds.staleness(self.model))
 
 
-def _of_all(counts: Counter[int], group: Group) -> Counter[int]:
+def _of_all(counts: Counter[int], group: ProcessGroup) -> Counter[int]:
     own = np.array(sorted(counts.items()), np.int64).reshape(-1, 2)
     everyone, _ = group.run("callbacks: staleness", all_gather_rows(own))
     total: Counter[int] = Counter()

@@ -23,7 +23,7 @@ from tfdist.cluster import discovery
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.collectives.barrier import barrier
-from tfdist.collectives.cost import Calibration, Model, cheapest
+from tfdist.collectives.cost import Calibration, CostModel, cheapest
 from tfdist.engine import calibration
 from tfdist.engine.engine import Engine
 from tfdist.errors import TfdistError
@@ -108,7 +108,7 @@ def execute(options: argparse.Namespace) -> int:
         )
         return 2
     found = calibration.measure(entered.group)
-    model = Model(entered.group.hosts, found)
+    model = CostModel(entered.group.hosts, found)
     rows = [
         _row(entered.engine, model, name, int(mib * 2**20) // 4 * 4)
         for mib in options.mib
@@ -142,7 +142,7 @@ def _start(options: argparse.Namespace) -> int:
     return Job(command, Roles(options.processes), share_cores=True, show_all=False).run()
 
 
-def _row(engine: Engine, model: Model, name: str, nbytes: int) -> Row:
+def _row(engine: Engine, model: CostModel, name: str, nbytes: int) -> Row:
     measured = _seconds(engine, name, nbytes)
     predicted = None if name == "mpi" else model.seconds(name, nbytes)
     return Row(name, nbytes, measured, predicted, model.bound(nbytes))
@@ -172,7 +172,7 @@ def _slowest(engine: Engine, seconds: float) -> float:
     return float(buffer[0])
 
 
-def _show(model: Model, rows: list[Row]) -> None:
+def _show(model: CostModel, rows: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 

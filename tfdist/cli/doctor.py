@@ -17,7 +17,7 @@ from typing import Any
 
 from tfdist._version import __version__
 from tfdist.cli import gpu_checks
-from tfdist.cli.findings import Finding, Level
+from tfdist.cli.findings import Finding, Severity
 from tfdist.cluster import discovery, launcher
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster, Task, split_address
@@ -55,7 +55,7 @@ def execute(options: argparse.Namespace) -> int:
     """Prints the findings; returns 1 if one of them is a problem."""
     problems = 0
     for finding in examine(options.timeout, options.gpu):
-        problems += finding.level is Level.PROBLEM
+        problems += finding.level is Severity.PROBLEM
         print(f"{finding.level.value:>7}  {finding.subject:<12} {finding.text}", flush=True)
         if finding.advice:
             print(f"{'':>7}  {'':<12} → {finding.advice}", flush=True)
@@ -81,7 +81,7 @@ def examine(timeout: float, tries_gpus: bool = False) -> Iterator[Finding]:
     try:
         cluster = discovery.discover(None)
     except TfdistError as error:
-        yield Finding(Level.PROBLEM, "cluster", str(error))
+        yield Finding(Severity.PROBLEM, "cluster", str(error))
         return
     yield from _cluster(cluster)
     if cluster is not None and cluster.size > 1 and cluster.rank is not None:
@@ -92,37 +92,40 @@ def examine(timeout: float, tries_gpus: bool = False) -> Iterator[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    yield Finding(Level.OK, "tfdist", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
+    yield Finding(Severity.OK, "tfdist", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
     for name in ("keras", "numpy", "mpi4py"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            yield Finding(Level.OK, name, importlib.metadata.version(name))
+            yield Finding(Severity.OK, name, importlib.metadata.version(name))
     for build in _TENSORFLOW_BUILDS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version(build)
             major, minor = (int(part) for part in version.split(".")[:2])
             if _OLDEST_TENSORFLOW <= (major, minor) <= _NEWEST_TENSORFLOW:
-                yield Finding(Level.OK, "TensorFlow", f"{version} ({build})")
+                yield Finding(Severity.OK, "TensorFlow", f"{version} ({build})")
             else:
                 span = " to ".join(f"{a}.{b}" for a, b in (_OLDEST_TENSORFLOW, _NEWEST_TENSORFLOW))
                 yield Finding(
-                    Level.NOTE, "TensorFlow", f"{version} ({build})", f"tfdist is tested with {span}; others may fail"
+                    Severity.NOTE,
+                    "TensorFlow",
+                    f"{version} ({build})",
+                    f"tfdist is tested with {span}; others may fail",
                 )
             return
-    yield Finding(Level.PROBLEM, "TensorFlow", "not installed", HOW_TO_INSTALL)
+    yield Finding(Severity.PROBLEM, "TensorFlow", "not installed", HOW_TO_INSTALL)
 
 
 def _mpi() -> Iterator[Finding]:
     try:
         module = mpi_library.load()
     except TfdistError as error:
-        yield Finding(Level.PROBLEM, "MPI", str(error))
+        yield Finding(Severity.PROBLEM, "MPI", str(error))
         return
     version, path = mpi_library.library(module)
     if version.startswith("MPICH"):
-        yield Finding(Level.OK, "MPI", f"{version}, from {path}")
+        yield Finding(Severity.OK, "MPI", f"{version}, from {path}")
     else:
         yield Finding(
-            Level.NOTE,
+            Severity.NOTE,
             "MPI",
             f"{version}, from {path}",
             "start jobs with this library's mpiexec, or with srun; TF_CONFIG alone needs MPICH (`pip install mpich`)",
@@ -131,13 +134,13 @@ def _mpi() -> Iterator[Finding]:
 
 def _devices() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding(Level.OK, "CPU", f"{cores} core(s) for this process, {os.cpu_count()} in the machine")
+    yield Finding(Severity.OK, "CPU", f"{cores} core(s) for this process, {os.cpu_count()} in the machine")
     yield from gpu_checks.listed()
     if os.path.isdir("/dev/shm"):
         free = shutil.disk_usage("/dev/shm").free
         if free < _SHARED_MEMORY:
             yield Finding(
-                Level.PROBLEM,
+                Severity.PROBLEM,
                 "/dev/shm",
                 f"{free >> 10} KiB free",
                 "MPI takes 1.1 MiB of it for each process: give a container more (`--shm-size=64m`, or an emptyDir of "
@@ -147,18 +150,18 @@ def _devices() -> Iterator[Finding]:
 
 def _cluster(cluster: Cluster | None) -> Iterator[Finding]:
     if launcher.size() > 1:
-        yield Finding(Level.OK, "cluster", f"started by an MPI launcher on {launcher.size()} processes")
+        yield Finding(Severity.OK, "cluster", f"started by an MPI launcher on {launcher.size()} processes")
         return
     if cluster is None:
-        yield Finding(Level.OK, "cluster", "no TF_CONFIG and no launcher: a script started like this runs alone")
+        yield Finding(Severity.OK, "cluster", "no TF_CONFIG and no launcher: a script started like this runs alone")
         return
     if cluster.rank is None:
-        yield Finding(Level.OK, "cluster", f"this is {cluster.task}: it takes no part in collectives")
+        yield Finding(Severity.OK, "cluster", f"this is {cluster.task}: it takes no part in collectives")
         return
-    yield Finding(Level.OK, "cluster", f"{cluster.size} task(s); this is {cluster.task}, rank {cluster.rank}")
+    yield Finding(Severity.OK, "cluster", f"{cluster.size} task(s); this is {cluster.task}, rank {cluster.rank}")
     if cluster.size > 1 and not read_secret():
         yield Finding(
-            Level.NOTE,
+            Severity.NOTE,
             "secret",
             "none is set: every process that can reach the chief's address can enter the job",
             "set TFDIST_SECRET to the same value on every task",
@@ -172,7 +175,7 @@ def _resolve(task: Task) -> Any:
 
 def _unresolved(task: Task, error: OSError) -> Finding:
     advice = "check that the name is right and that this machine can resolve it"
-    return Finding(Level.PROBLEM, "address", f"{task}: {error.strerror or error}", advice)
+    return Finding(Severity.PROBLEM, "address", f"{task}: {error.strerror or error}", advice)
 
 
 def _peer_address(task: Task, is_chief: bool) -> Finding:
@@ -184,15 +187,15 @@ def _peer_address(task: Task, is_chief: bool) -> Finding:
         probe.settimeout(_CONNECT_SECONDS)
         code = probe.connect_ex(found[4])
     if code == errno.ECONNREFUSED:
-        return Finding(Level.OK, "address", f"{task}: reachable, and free")
+        return Finding(Severity.OK, "address", f"{task}: reachable, and free")
     if code == 0 and is_chief:
-        return Finding(Level.OK, "address", f"{task}: reachable; a process listens there, the chief if it is up")
+        return Finding(Severity.OK, "address", f"{task}: reachable; a process listens there, the chief if it is up")
     if code == 0:
         return Finding(
-            Level.NOTE, "address", f"{task}: reachable, but in use", "check that no other job uses this address"
+            Severity.NOTE, "address", f"{task}: reachable, but in use", "check that no other job uses this address"
         )
     return Finding(
-        Level.PROBLEM,
+        Severity.PROBLEM,
         "address",
         f"{task}: not reachable ({os.strerror(code)})",
         "check that the machine is up and that no firewall blocks the port; MPI needs other ports open as well",
@@ -211,18 +214,18 @@ def _own_address(task: Task) -> Finding:
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 return Finding(
-                    Level.NOTE,
+                    Severity.NOTE,
                     "address",
                     f"{task}: no interface of this machine has this task's own address",
                     "this is as it should be behind a service or a NAT; otherwise correct TF_CONFIG",
                 )
             return Finding(
-                Level.PROBLEM,
+                Severity.PROBLEM,
                 "address",
                 f"{task}: this task's own port cannot be used ({error.strerror})",
                 "end the process that uses it (`ss -ltnp` shows it) or choose another port, on every task",
             )
-    return Finding(Level.OK, "address", f"{task}: this task's own, and free")
+    return Finding(Severity.OK, "address", f"{task}: this task's own, and free")
 
 
 def _measure(cluster: Cluster | None, timeout: float) -> Iterator[Finding]:
@@ -235,7 +238,7 @@ def _measure(cluster: Cluster | None, timeout: float) -> Iterator[Finding]:
         entered = world.enter(cluster, Timeouts(start=timeout, heartbeat=timeout, collective=timeout))
     except TfdistError as error:
         yield Finding(
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "all-reduce",
             str(error),
             "start `tfdist doctor` on all tasks at once to measure between them",
@@ -251,5 +254,5 @@ def _measure(cluster: Cluster | None, timeout: float) -> Iterator[Finding]:
         median = sorted(seconds[1:])[repeats // 2]
         what = f"{median * 1e6:.0f} µs for 4 KiB" if name == "small" else f"{size / median / 1e9:.2f} GB/s for 32 MiB"
         yield Finding(
-            Level.OK, "all-reduce", f"{what} over {entered.size} processes, {entered.local_size} on this machine"
+            Severity.OK, "all-reduce", f"{what} over {entered.size} processes, {entered.local_size} on this machine"
         )

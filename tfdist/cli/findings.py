@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Level(Enum):
+class Severity(Enum):
     """The severity of a finding, as it is printed."""
 
     OK = "ok"
@@ -25,7 +25,7 @@ class Finding:
         advice: advice to the user; empty if there is nothing to do.
     """
 
-    level: Level
+    level: Severity
     subject: str
     text: str
     advice: str = ""

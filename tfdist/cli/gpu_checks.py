@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli.findings import Finding, Level
+from tfdist.cli.findings import Finding, Severity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,9 +28,9 @@ def listed() -> Iterator[Finding]:
     gpus = [line.strip() for line in found.stdout.splitlines() if line[:1].isdigit()]
     for gpu in gpus:
         index, name, memory, driver = (part.strip() for part in gpu.split(","))
-        yield Finding(Level.OK, f"GPU {index}", f"{name}, {memory}, driver {driver}")
+        yield Finding(Severity.OK, f"GPU {index}", f"{name}, {memory}, driver {driver}")
     if not gpus:
-        yield Finding(Level.NOTE, "GPU", f"nvidia-smi finds no GPU: {(found.stdout + found.stderr).strip()}")
+        yield Finding(Severity.NOTE, "GPU", f"nvidia-smi finds no GPU: {(found.stdout + found.stderr).strip()}")
 
 
 def try_all() -> Iterator[Finding]:
@@ -41,15 +41,15 @@ def try_all() -> Iterator[Finding]:
     gpus = tf.config.list_physical_devices("GPU")
     if not build["is_cuda_build"] and not build.get("is_rocm_build"):
         advice = "install TensorFlow for GPUs: `pip install 'tfdist[gpu]'` in a new environment"
-        yield Finding(Level.PROBLEM, "GPU", "this TensorFlow was built without support for GPUs", advice)
+        yield Finding(Severity.PROBLEM, "GPU", "this TensorFlow was built without support for GPUs", advice)
         return
     names = [name for name in ("cuda", "cudnn") if f"{name}_version" in build]
     versions = ", ".join(f"{name} {build[f'{name}_version']}" for name in names)
     if not gpus:
         advice = "see on stderr which library TensorFlow lacks; `pip install 'tfdist[gpu]'` installs them all"
-        yield Finding(Level.PROBLEM, "GPU", f"TensorFlow, built for {versions}, finds no GPU", advice)
+        yield Finding(Severity.PROBLEM, "GPU", f"TensorFlow, built for {versions}, finds no GPU", advice)
         return
-    yield Finding(Level.OK, "GPU", f"TensorFlow is built for {versions}, and finds {len(gpus)} GPU(s)")
+    yield Finding(Severity.OK, "GPU", f"TensorFlow is built for {versions}, and finds {len(gpus)} GPU(s)")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -63,15 +63,15 @@ def _tried(device: str, expected: np.ndarray) -> Iterator[Finding]:
     import tensorflow as tf
 
     try:
-        yield Finding(Level.OK, device, copied(device))
+        yield Finding(Severity.OK, device, copied(device))
         difference = float(np.abs(trained(device) - expected).max())
     except tf.errors.OpError as error:
         advice = "check that no other process uses its memory (nvidia-smi), and that the driver is new enough"
-        yield Finding(Level.PROBLEM, device, f"cannot compute: {error.message.splitlines()[0]}", advice)
+        yield Finding(Severity.PROBLEM, device, f"cannot compute: {error.message.splitlines()[0]}", advice)
         return
     text = f"after {_STEPS} steps, weights differ from the CPU's by {difference:.1g}"
-    level = Level.OK if difference < _TOLERANCE else Level.PROBLEM
-    advice = "" if level is Level.OK else f"they should differ by less than {_TOLERANCE}: do not trust this GPU"
+    level = Severity.OK if difference < _TOLERANCE else Severity.PROBLEM
+    advice = "" if level is Severity.OK else f"they should differ by less than {_TOLERANCE}: do not trust this GPU"
     yield Finding(level, device, text, advice)
 
 

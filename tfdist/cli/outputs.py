@@ -21,7 +21,7 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 @dataclass
-class Kept:
+class OutputTail:
     """The last lines of a process's output, and the file with the whole output, if there is one.
 
     Attributes:
@@ -58,7 +58,7 @@ class Outputs:
     """
 
     def __init__(self, log_folder: str | None = None) -> None:
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, OutputTail] = {}
         self._log_folder = log_folder
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = os.pipe()
@@ -73,7 +73,7 @@ class Outputs:
         """Keeps the last lines from a pipe; a restarted process's lines follow its earlier ones."""
         if name not in self.kept:
             log = open(self.log_path(name), "wb") if self._log_folder else None  # noqa: SIM115 — closed in finish
-            self.kept[name] = Kept(log=log)
+            self.kept[name] = OutputTail(log=log)
         self._add(fd, _Pipe(name, None))
 
     def log_path(self, name: str) -> str:

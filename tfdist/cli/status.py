@@ -20,7 +20,7 @@ from tfdist.cluster import spec
 from tfdist.cluster.settings import read_secret
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.protocol.curve import Keys
-from tfdist.parameter_server.protocol.messages import Inspect, Report
+from tfdist.parameter_server.protocol.messages import Inspect, ServerReport
 from tfdist.parameter_server.protocol.report import ModelReport, merge_reports
 from tfdist.parameter_server.worker.client import Connection
 
@@ -122,16 +122,16 @@ def _connected(stack: contextlib.ExitStack, address: str) -> Connection:
     return made
 
 
-def _report(connection: Connection) -> Report:
-    report: Report = connection.request(Inspect)[0]
+def _report(connection: Connection) -> ServerReport:
+    report: ServerReport = connection.request(Inspect)[0]
     return report
 
 
-def _asked(connections: Sequence[Connection]) -> list[Report]:
+def _asked(connections: Sequence[Connection]) -> list[ServerReport]:
     return [_report(connection) for connection in connections]
 
 
-def rendered(reports: Sequence[Report], before: Sequence[Report] | None, seconds: float) -> Group:
+def rendered(reports: Sequence[ServerReport], before: Sequence[ServerReport] | None, seconds: float) -> Group:
     """Returns a table of the workers for each model.
 
     Args:
@@ -148,7 +148,7 @@ def rendered(reports: Sequence[Report], before: Sequence[Report] | None, seconds
     return Group(*parts) if parts else Group(Text("No worker has begun a model yet."))
 
 
-def _models(reports: Sequence[Report]) -> dict[tuple[str, int], ModelReport]:
+def _models(reports: Sequence[ServerReport]) -> dict[tuple[str, int], ModelReport]:
     found: dict[tuple[str, int], list[ModelReport]] = {}
     for report in reports:
         for model in report.models:

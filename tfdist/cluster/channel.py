@@ -12,7 +12,7 @@ from typing import Any
 
 from tfdist.cluster import messages
 from tfdist.cluster.interrupts import InterruptWatch
-from tfdist.cluster.message import Message
+from tfdist.cluster.message import RendezvousMessage
 from tfdist.errors import PeerLostError, RendezvousError, TfdistError
 
 _LATE_SECONDS = 1.0
@@ -22,7 +22,7 @@ class RequestTimeoutError(RendezvousError):
     """The rendezvous server did not answer in time: other tasks did not make their request, or the link is cut."""
 
 
-class RefusedError(RendezvousError):
+class RequestRefusedError(RendezvousError):
     """The rendezvous server, or another task, has refused a request."""
 
 
@@ -93,7 +93,7 @@ class Channel:
             self._socket.close()
         self._interrupts.close()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: RendezvousMessage) -> None:
         """Sends a message without a reply. If that fails the message is lost; the listening thread reports why."""
         if self._socket is None:
             return
@@ -105,7 +105,7 @@ class Channel:
 
     def request(
         self,
-        make: Callable[[int], Message],
+        make: Callable[[int], RendezvousMessage],
         timeout: float,
         late: Callable[[float], None] | None = None,
     ) -> Any:
@@ -149,7 +149,7 @@ class Channel:
 
     def ask(
         self,
-        make: Callable[[int], Message],
+        make: Callable[[int], RendezvousMessage],
         then: Callable[[Any], None],
         refused: Callable[[str], None] = lambda why: None,
     ) -> None:
@@ -181,7 +181,7 @@ class Channel:
                 f"the rendezvous server at {self._address} sent an invalid message ({type(error).__name__}: {error}): "
                 "its connection is broken. Start the job again."
             )
-            self.send(messages.Fails(str(failure)[:1000], mismatch=False))
+            self.send(messages.ReportFailure(str(failure)[:1000], mismatch=False))
             self._on_failure(failure, False)
         finally:
             self._has_ended = True
@@ -260,5 +260,5 @@ class Channel:
 
 def _value(reply: messages.Reply) -> Any:
     if reply.error is not None:
-        raise RefusedError(reply.error)
+        raise RequestRefusedError(reply.error)
     return reply.value

@@ -77,7 +77,7 @@ def _handshake(connection: socket.socket, address: str, claims: Claims, secret: 
         answer = messages.answer(line)
     except ValueError:
         raise _no_server(address) from None
-    if isinstance(answer, messages.Refused):
+    if isinstance(answer, messages.AdmissionRefused):
         raise RendezvousError(f"the chief at {address} refused this task: {answer.why}")
     if not proof.is_proven(answer.proof, proof.prove(secret, "server", nonces, [answer.task, answer.job])):
         raise RendezvousError(

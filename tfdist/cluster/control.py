@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from tfdist.cluster import messages
 from tfdist.cluster.channel import Channel
 from tfdist.cluster.connection import connect
-from tfdist.cluster.message import Message
+from tfdist.cluster.message import RendezvousMessage
 from tfdist.cluster.messages import Claims
-from tfdist.cluster.quorum_messages import Aborted
+from tfdist.cluster.quorum_messages import MeetingAborted
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import MismatchError, PeerLostError, RendezvousError, TfdistError
 
@@ -26,7 +26,7 @@ _BEYOND_SECONDS = 30.0
 class Listener(Protocol):
     """Receives the server's messages about collectives, on the listening thread; see `tfdist.engine.joining`."""
 
-    def state(self) -> messages.State:
+    def state(self) -> messages.RankStatus:
         """Returns which collectives this rank has under way."""
         ...
 
@@ -109,7 +109,7 @@ class Control:
         self._listener: Listener | None = None
         self._watchers: list[Watcher] = []
         self._on_failure: Callable[[TfdistError], None] | None = None
-        self._on_abort: list[weakref.WeakMethod[Callable[[Aborted], None]]] = []
+        self._on_abort: list[weakref.WeakMethod[Callable[[MeetingAborted], None]]] = []
         self._all_ended = False
         self._has_left = False
         self._is_over = False
@@ -144,13 +144,13 @@ class Control:
             timeout: seconds to wait until the server has the message. If the connection is closed earlier the message
                 may be lost.
         """
-        self.send(messages.Leave(failed, counts))
+        self.send(messages.ScriptEnded(failed, counts))
         with self._channel.arrived:
             self._channel.arrived.wait_for(lambda: self._has_left or self.failure is not None, timeout)
 
     def end(self, timeout: float) -> None:
         """Reports that this task has shut MPI down, and waits until all tasks have; the death of one is a failure."""
-        self.send(messages.End())
+        self.send(messages.MPIShutDown())
         with self._channel.arrived:
             self._channel.arrived.wait_for(lambda: self._all_ended or self.failure is not None, timeout)
 
@@ -160,13 +160,13 @@ class Control:
 
     # Messages and values.
 
-    def send(self, message: Message) -> None:
+    def send(self, message: RendezvousMessage) -> None:
         """Sends a message without a reply; see `Channel.send`."""
         self._channel.send(message)
 
     def request(
         self,
-        make: Callable[[int], Message],
+        make: Callable[[int], RendezvousMessage],
         timeout: float | None = None,
         late: Callable[[float], None] | None = None,
     ) -> Any:
@@ -175,7 +175,7 @@ class Control:
 
     def ask(
         self,
-        make: Callable[[int], Message],
+        make: Callable[[int], RendezvousMessage],
         then: Callable[[Any], None],
         refused: Callable[[str], None] = lambda why: None,
     ) -> None:
@@ -193,7 +193,7 @@ class Control:
         Raises:
             RendezvousError: one of the tasks reported a failure, or there was no answer in time.
         """
-        return self.request(lambda number: messages.Gather(number, name, tuple(tasks), value))
+        return self.request(lambda number: messages.GatherValues(number, name, tuple(tasks), value))
 
     def bind(self, value: Any, ranks: int) -> list[Any]:
         """Waits until all training tasks are about to start MPI; from then on they depend on each other.
@@ -219,7 +219,7 @@ class Control:
         self._is_bound = True
         everyone = tuple(range(ranks))
         return self.request(
-            lambda number: messages.Gather(number, "bind", everyone, value, binds=True),
+            lambda number: messages.GatherValues(number, "bind", everyone, value, binds=True),
             self._timeouts.start + _BEYOND_SECONDS,
             late,
         )
@@ -230,7 +230,7 @@ class Control:
 
     def publish(self, key: str, value: str) -> None:
         """Makes a value, such as this task's address, known to all tasks for as long as this task is there."""
-        self.send(messages.Put(key, value))
+        self.send(messages.PublishValue(key, value))
 
     def look_up(self, key: str, timeout: float | None = None) -> str:
         """Returns a published value, and waits until there is one.
@@ -250,7 +250,7 @@ class Control:
                 logged = seconds
                 log.warning("tfdist: waiting for the %s", key)
 
-        return self.request(lambda number: messages.Get(number, key, wait=True), timeout, late)
+        return self.request(lambda number: messages.GetValue(number, key, wait=True), timeout, late)
 
     def known(self, key: str) -> str | None:
         """Returns a value that is published now, or None.
@@ -258,7 +258,7 @@ class Control:
         Args:
             key: name that the value is published under; see `publish`.
         """
-        found: str | None = self.request(lambda number: messages.Get(number, key, wait=False))
+        found: str | None = self.request(lambda number: messages.GetValue(number, key, wait=False))
         return found
 
     def ask_for(self, key: str, then: Callable[[str], None]) -> None:
@@ -268,7 +268,7 @@ class Control:
             key: name that the value is published under; see `publish`.
             then: callback, called with the value.
         """
-        self.ask(lambda number: messages.Get(number, key, wait=True), then)
+        self.ask(lambda number: messages.GetValue(number, key, wait=True), then)
 
     # Events.
 
@@ -280,7 +280,7 @@ class Control:
         """Registers the listener for the server's messages about collectives."""
         self._listener = listener
 
-    def when_aborted(self, callback: Callable[[Aborted], None]) -> None:
+    def when_aborted(self, callback: Callable[[MeetingAborted], None]) -> None:
         """Calls back on the listening thread, from now on, when a meeting of this task is aborted.
 
         Args:
@@ -306,7 +306,7 @@ class Control:
             members: ranks that a mismatch concerns; all by default.
         """
         why = str(error) if isinstance(error, TfdistError) else f"{type(error).__name__}: {error}"
-        self.send(messages.Fails(why[:1000], isinstance(error, MismatchError), members))
+        self.send(messages.ReportFailure(why[:1000], isinstance(error, MismatchError), members))
 
     def fail(self, error: TfdistError) -> None:
         """Records that this process cannot go on. The first error counts."""
@@ -324,40 +324,40 @@ class Control:
 
     def _heard(self, message: messages.FromServer) -> None:
         match message:
-            case messages.Present(task, name):
+            case messages.TaskPresent(task, name):
                 self.present[task] = name
                 for watcher in self._watchers:
                     watcher.came(task)
-            case messages.Lost():
+            case messages.TaskLost():
                 self._heard_of_loss(message)
-            case messages.Left(task, name, counts):
+            case messages.TaskFinished(task, name, counts):
                 self.present.pop(task, None)
                 self.names[task] = name
                 self.departed[task] = counts
                 self._note_own_end(task)
                 for watcher in self._watchers:
                     watcher.left(task)
-            case messages.Missing():
+            case messages.MissingTasks():
                 self._log_refusals(message)
-            case messages.Failed(why, mismatch):
+            case messages.JobFailed(why, mismatch):
                 self.fail(MismatchError(why) if mismatch else RendezvousError(why))
-            case messages.AllEnded():
+            case messages.AllMPIShutDown():
                 self._all_ended = True
                 self._channel.notify()
-            case messages.Over():
+            case messages.JobOver():
                 self._is_over = True
                 for watcher in self._watchers:
                     watcher.over()
-            case Aborted():
+            case MeetingAborted():
                 for method in self._on_abort:
                     if (callback := method()) is not None:
                         callback(message)
-            case messages.Stall(why):
+            case messages.StallReport(why):
                 log.warning("tfdist: %s", why)
             case _:
                 self._heard_of_collectives(message)
 
-    def _log_refusals(self, message: messages.Missing) -> None:
+    def _log_refusals(self, message: messages.MissingTasks) -> None:
         self._missing = message.tasks
         waiting = f"; still waiting for {', '.join(message.tasks)}" if message.tasks else ""
         for who in message.refused[self._refusals_logged :]:
@@ -369,7 +369,7 @@ class Control:
             self._has_left = True
             self._channel.notify()
 
-    def _heard_of_loss(self, lost: messages.Lost) -> None:
+    def _heard_of_loss(self, lost: messages.TaskLost) -> None:
         self.present.pop(lost.task, None)
         self._note_own_end(lost.task)
         error = PeerLostError(lost.why)
@@ -395,16 +395,16 @@ class Control:
         self.fail(error)
 
     def _heard_of_collectives(self, message: messages.FromServer) -> None:
-        if isinstance(message, messages.Joined):
+        if isinstance(message, messages.RankJoined):
             self.joined[message.rank] = message.counts
         elif isinstance(message, messages.AllJoined):
             self.joined = {}
         if self._listener is None:
             return
         match message:
-            case messages.Report():
+            case messages.StatusRequest():
                 self.send(self._listener.state())
-            case messages.Joined():
+            case messages.RankJoined():
                 self._listener.rank_joined()
             case messages.AllJoined(last):
                 self._listener.all_joined(last)

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.cluster.messages import (
-    Agree,
+    AgreeOnKey,
     AllJoined,
-    Call,
+    CollectiveCall,
     Invite,
     Invited,
     Join,
-    Joined,
-    Message,
-    Moving,
+    RankJoined,
+    RankStatus,
+    RendezvousMessage,
     Reply,
-    Report,
-    Standing,
-    State,
+    Resumed,
+    StatusRequest,
+    WaitingForCall,
 )
 
 _OTHERS_SECONDS = 5.0
@@ -52,11 +52,11 @@ class Agreement:
     asked: dict[int, int] = field(default_factory=dict)
 
 
-def _named(call: Call | Agree) -> str:
+def _named(call: CollectiveCall | AgreeOnKey) -> str:
     return call.key if call.members is None else f"{call.key} in group {list(call.members)}"
 
 
-def _site(call: Call | Agree) -> Site:
+def _site(call: CollectiveCall | AgreeOnKey) -> Site:
     return call.members, call.key
 
 
@@ -75,7 +75,7 @@ class CollectiveCoordinator:
         self,
         size: int,
         name: Callable[[int], str],
-        tell: Callable[[int, Message], None],
+        tell: Callable[[int, RendezvousMessage], None],
         fail: Callable[[str, tuple[int, ...] | None], None],
         later: Callable[[float, Callable[[], None]], Any],
     ) -> None:
@@ -86,25 +86,25 @@ class CollectiveCoordinator:
         self._later = later
         self._numbers = itertools.count()
         self._agreements: dict[Site, Agreement] = {}
-        self._standing: dict[int, Standing] = {}
+        self._standing: dict[int, WaitingForCall] = {}
         self._joined: dict[int, dict[int, int]] = {}
-        self._reports: dict[int, State] = {}
+        self._reports: dict[int, RankStatus] = {}
 
-    def heard(self, rank: int, message: Agree | Standing | Moving | Join | Invite | State) -> None:
+    def heard(self, rank: int, message: AgreeOnKey | WaitingForCall | Resumed | Join | Invite | RankStatus) -> None:
         """Handles a rank's message."""
         match message:
-            case Agree():
+            case AgreeOnKey():
                 self._agree(rank, message)
-            case Standing():
+            case WaitingForCall():
                 self._stands(rank, message)
-            case Moving():
+            case Resumed():
                 self._standing.pop(rank, None)
             case Join():
                 self._join(rank, message.counts)
             case Invite():
                 for target in message.to:
                     self._tell(target, Invited(message.call, message.stand_in))
-            case State():
+            case RankStatus():
                 self._reports[rank] = message
 
     def _ranks(self, members: tuple[int, ...] | None) -> frozenset[int]:
@@ -112,7 +112,7 @@ class CollectiveCoordinator:
 
     # The numbers of keys.
 
-    def _agree(self, rank: int, message: Agree) -> None:
+    def _agree(self, rank: int, message: AgreeOnKey) -> None:
         agreement = self._agreements.get(_site(message))
         if agreement is None:
             agreement = Agreement(next(self._numbers), self._ranks(message.members))
@@ -140,7 +140,7 @@ class CollectiveCoordinator:
 
     # Ranks that wait for each other.
 
-    def _stands(self, rank: int, message: Standing) -> None:
+    def _stands(self, rank: int, message: WaitingForCall) -> None:
         self._standing[rank] = message
         circle = self._circle(rank)
         if circle and self._can_be_undone(circle):
@@ -217,11 +217,11 @@ class CollectiveCoordinator:
             self._joined.clear()
             self._tell_all(AllJoined(rank))
             return
-        self._tell_all(Joined(rank, counts))
+        self._tell_all(RankJoined(rank, counts))
         for agreement in self._agreements.values():
             self._settle(agreement)
 
-    def _tell_all(self, message: Message) -> None:
+    def _tell_all(self, message: RendezvousMessage) -> None:
         for rank in self._everyone:
             self._tell(rank, message)
 
@@ -230,7 +230,7 @@ class CollectiveCoordinator:
     def ask(self) -> None:
         """Asks every rank which collectives it has under way."""
         self._reports.clear()
-        self._tell_all(Report())
+        self._tell_all(StatusRequest())
 
     def all_have_answered(self) -> bool:
         """Returns whether every rank has answered."""
@@ -274,7 +274,7 @@ class CollectiveCoordinator:
                 )
         return "\n  ".join(lines)
 
-    def _takes_part(self, rank: int, call: Call) -> bool:
+    def _takes_part(self, rank: int, call: CollectiveCall) -> bool:
         report = self._reports.get(rank)
         if report is None:
             return False

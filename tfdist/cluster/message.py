@@ -5,5 +5,5 @@ from __future__ import annotations
 import msgspec
 
 
-class Message(msgspec.Struct, frozen=True, tag=str.lower, tag_field="type"):
+class RendezvousMessage(msgspec.Struct, frozen=True, tag=str.lower, tag_field="type"):
     """Base class of all rendezvous messages."""

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import msgspec
 
 from tfdist.cluster import quorum_messages as quorums
-from tfdist.cluster.message import Message
+from tfdist.cluster.message import RendezvousMessage
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of the messages. It is raised whenever they change, so that different versions end with a clear error."""
 
 MAX_LINE = 1 << 24
@@ -53,14 +53,14 @@ class Claims(msgspec.Struct, frozen=True):
     pid: int = 0
 
 
-class Challenge(Message, frozen=True):
+class Challenge(RendezvousMessage, frozen=True):
     """The server's first message."""
 
     tfdist: int
     nonce: str
 
 
-class Hello(Message, frozen=True):
+class Hello(RendezvousMessage, frozen=True):
     """A task's answer to the challenge."""
 
     claims: Claims
@@ -68,7 +68,7 @@ class Hello(Message, frozen=True):
     proof: str
 
 
-class Welcome(Message, frozen=True):
+class Welcome(RendezvousMessage, frozen=True):
     """Admits the task.
 
     Attributes:
@@ -82,7 +82,7 @@ class Welcome(Message, frozen=True):
     proof: str = ""
 
 
-class Refused(Message, frozen=True):
+class AdmissionRefused(RendezvousMessage, frozen=True):
     """Refuses to admit the task."""
 
     why: str
@@ -91,21 +91,21 @@ class Refused(Message, frozen=True):
 # Both ways.
 
 
-class Ping(Message, frozen=True):
+class Ping(RendezvousMessage, frozen=True):
     """A sign of life."""
 
 
 # From a task. A message with an ``id`` is answered by a `Reply` with the same ``id``.
 
 
-class Put(Message, frozen=True):
+class PublishValue(RendezvousMessage, frozen=True):
     """Publishes a value, until the task is lost."""
 
     key: str
     value: str
 
 
-class Get(Message, frozen=True):
+class GetValue(RendezvousMessage, frozen=True):
     """Asks for a published value.
 
     Attributes:
@@ -117,7 +117,7 @@ class Get(Message, frozen=True):
     wait: bool
 
 
-class Gather(Message, frozen=True):
+class GatherValues(RendezvousMessage, frozen=True):
     """Exchanges values among tasks: the reply lists all values, in the order of ``tasks``.
 
     Attributes:
@@ -133,7 +133,7 @@ class Gather(Message, frozen=True):
     binds: bool = False
 
 
-class Leave(Message, frozen=True):
+class ScriptEnded(RendezvousMessage, frozen=True):
     """Reports that the task's script has ended.
 
     Attributes:
@@ -145,11 +145,11 @@ class Leave(Message, frozen=True):
     counts: dict[int, int]
 
 
-class End(Message, frozen=True):
+class MPIShutDown(RendezvousMessage, frozen=True):
     """Reports that the task has shut MPI down."""
 
 
-class Fails(Message, frozen=True):
+class ReportFailure(RendezvousMessage, frozen=True):
     """Reports that the task cannot go on.
 
     Attributes:
@@ -163,7 +163,7 @@ class Fails(Message, frozen=True):
     members: tuple[int, ...] | None = None
 
 
-class Call(msgspec.Struct, frozen=True):
+class CollectiveCall(msgspec.Struct, frozen=True):
     """One call of a collective.
 
     Attributes:
@@ -181,7 +181,7 @@ class Call(msgspec.Struct, frozen=True):
     contents: str = ""
 
 
-class Agree(Message, frozen=True):
+class AgreeOnKey(RendezvousMessage, frozen=True):
     """Asks for the number of a key; the reply comes when all members have asked with the same signature.
 
     It is an error if all members wait in calls of different keys whose numbers are not known yet. Then none of these
@@ -194,7 +194,7 @@ class Agree(Message, frozen=True):
     members: tuple[int, ...] | None
 
 
-class Standing(Message, frozen=True):
+class WaitingForCall(RendezvousMessage, frozen=True):
     """Reports that the rank does nothing but wait for a call.
 
     Attributes:
@@ -203,29 +203,29 @@ class Standing(Message, frozen=True):
         is_alone: whether the call is the only one that the rank has posted and that is under way.
     """
 
-    call: Call
+    call: CollectiveCall
     counts: dict[int, int]
     is_alone: bool
 
 
-class Moving(Message, frozen=True):
-    """Reports that the rank goes on after `Standing`."""
+class Resumed(RendezvousMessage, frozen=True):
+    """Reports that the rank goes on after `WaitingForCall`."""
 
 
-class Stalled(Message, frozen=True):
+class Stalled(RendezvousMessage, frozen=True):
     """Reports that the rank has waited long in a collective."""
 
     seconds: float
 
 
-class State(Message, frozen=True):
-    """Answers `Report` with the collectives that the rank has under way."""
+class RankStatus(RendezvousMessage, frozen=True):
+    """Answers `StatusRequest` with the collectives that the rank has under way."""
 
-    under_way: tuple[Call, ...]
+    under_way: tuple[CollectiveCall, ...]
     counts: dict[int, int]
 
 
-class Join(Message, frozen=True):
+class Join(RendezvousMessage, frozen=True):
     """Reports that the rank has no more data; see `tfdist.join`."""
 
     counts: dict[int, int]
@@ -247,7 +247,7 @@ class StandIn(msgspec.Struct, frozen=True):
     algorithm: str = ""
 
 
-class Invite(Message, frozen=True):
+class Invite(RendezvousMessage, frozen=True):
     """Invites ranks that have joined to a call.
 
     Attributes:
@@ -257,19 +257,19 @@ class Invite(Message, frozen=True):
     """
 
     to: tuple[int, ...]
-    call: Call
+    call: CollectiveCall
     stand_in: StandIn
 
 
 # From the server.
 
 
-class Reply(Message, frozen=True):
+class Reply(RendezvousMessage, frozen=True):
     """Answers the message with the same ``id``.
 
     Attributes:
-        value: the answer: a published value to `Get`, a list to `Gather`, a number to `Agree`; for other messages as
-            their descriptions say.
+        value: the answer: a published value to `GetValue`, a list to `GatherValues`, a number to `AgreeOnKey`; for
+            other messages as their descriptions say.
         error: the reason if the request was refused; then there is no value.
     """
 
@@ -278,7 +278,7 @@ class Reply(Message, frozen=True):
     error: str | None = None
 
 
-class Present(Message, frozen=True):
+class TaskPresent(RendezvousMessage, frozen=True):
     """Tells that a task is there.
 
     A new task receives one such message for each task, and all tasks receive one for each new task.
@@ -288,19 +288,19 @@ class Present(Message, frozen=True):
     name: str
 
 
-class Missing(Message, frozen=True):
+class MissingTasks(RendezvousMessage, frozen=True):
     """Lists the training tasks that have not come before MPI starts, and the tasks that were refused."""
 
     tasks: tuple[str, ...]
     refused: tuple[str, ...]
 
 
-class Lost(Message, frozen=True):
+class TaskLost(RendezvousMessage, frozen=True):
     """Tells that a task is lost.
 
     Attributes:
         died: whether the task's process died or cannot be reached; otherwise it reported an error.
-        bound: whether the task had started MPI with others; see `Gather`.
+        bound: whether the task had started MPI with others; see `GatherValues`.
     """
 
     task: int
@@ -309,101 +309,101 @@ class Lost(Message, frozen=True):
     bound: bool
 
 
-class Failed(Message, frozen=True):
+class JobFailed(RendezvousMessage, frozen=True):
     """Tells that the job cannot start, or that ranks do different things (``mismatch``)."""
 
     why: str
     mismatch: bool
 
 
-class Left(Message, frozen=True):
-    """Tells that a task's script has ended without an error; see `Leave`."""
+class TaskFinished(RendezvousMessage, frozen=True):
+    """Tells that a task's script has ended without an error; see `ScriptEnded`."""
 
     task: int
     name: str
     counts: dict[int, int]
 
 
-class AllEnded(Message, frozen=True):
+class AllMPIShutDown(RendezvousMessage, frozen=True):
     """Tells that all tasks that had started MPI have shut it down."""
 
 
-class Over(Message, frozen=True):
+class JobOver(RendezvousMessage, frozen=True):
     """Tells that no training task is left: the job is over."""
 
 
-class Stall(Message, frozen=True):
+class StallReport(RendezvousMessage, frozen=True):
     """Explains which ranks are missing from which collectives."""
 
     why: str
 
 
-class Report(Message, frozen=True):
-    """Asks a rank for its `State`."""
+class StatusRequest(RendezvousMessage, frozen=True):
+    """Asks a rank for its `RankStatus`."""
 
 
-class Joined(Message, frozen=True):
+class RankJoined(RendezvousMessage, frozen=True):
     """Tells that a rank has no more data."""
 
     rank: int
     counts: dict[int, int]
 
 
-class AllJoined(Message, frozen=True):
+class AllJoined(RendezvousMessage, frozen=True):
     """Tells that no rank has more data; ``last`` is the rank that joined last."""
 
     last: int
 
 
-class Invited(Message, frozen=True):
+class Invited(RendezvousMessage, frozen=True):
     """Passes an `Invite` on to an invited rank."""
 
-    call: Call
+    call: CollectiveCall
     stand_in: StandIn
 
 
 FromTask = (
     Ping
-    | Put
-    | Get
-    | Gather
-    | Leave
-    | End
-    | Fails
-    | Agree
-    | Standing
-    | Moving
+    | PublishValue
+    | GetValue
+    | GatherValues
+    | ScriptEnded
+    | MPIShutDown
+    | ReportFailure
+    | AgreeOnKey
+    | WaitingForCall
+    | Resumed
     | Stalled
-    | State
+    | RankStatus
     | Join
     | Invite
     | quorums.Enlist
-    | quorums.Ready
-    | quorums.Have
-    | quorums.Lack
-    | quorums.Replace
-    | quorums.Where
-    | quorums.Linger
-    | quorums.Epoch
+    | quorums.ReadyForRound
+    | quorums.ContributionsReceived
+    | quorums.ContributionsMissing
+    | quorums.ReplaceState
+    | quorums.AskFirstEpoch
+    | quorums.FitEnded
+    | quorums.EpochReached
 )
 FromServer = (
     Ping
     | Reply
-    | Present
-    | Missing
-    | Lost
-    | Failed
-    | Left
-    | AllEnded
-    | Over
-    | Stall
-    | Report
-    | Joined
+    | TaskPresent
+    | MissingTasks
+    | TaskLost
+    | JobFailed
+    | TaskFinished
+    | AllMPIShutDown
+    | JobOver
+    | StallReport
+    | StatusRequest
+    | RankJoined
     | AllJoined
     | Invited
-    | quorums.Aborted
+    | quorums.MeetingAborted
 )
-Answer = Welcome | Refused
+Answer = Welcome | AdmissionRefused
 
 _challenge = msgspec.json.Decoder(Challenge)
 _hello = msgspec.json.Decoder(Hello)
@@ -412,7 +412,7 @@ _from_task = msgspec.json.Decoder(FromTask)
 _from_server = msgspec.json.Decoder(FromServer)
 
 
-def encode(message: Message) -> bytes:
+def encode(message: RendezvousMessage) -> bytes:
     """Encodes a message as a line."""
     return msgspec.json.encode(message) + b"\n"
 

@@ -70,7 +70,7 @@ class ProcessManager:
         if command == "get" and message["key"] == "PMI_process_mapping" and self._mapping:
             return f"cmd=get_result rc=0 msg=success value={self._mapping}"
         if command == "get":
-            value = self._control.request(lambda number: messages.Get(number, message["key"], wait=False))
+            value = self._control.request(lambda number: messages.GetValue(number, message["key"], wait=False))
             if value is None:
                 return "cmd=get_result rc=-1 msg=key_not_found value=unknown"
             return f"cmd=get_result rc=0 msg=success value={value}"

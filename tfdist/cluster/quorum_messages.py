@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from tfdist.cluster.message import Message
+from tfdist.cluster.message import RendezvousMessage
 
 # From a task. A message with an ``id`` is answered by a `tfdist.cluster.messages.Reply` with the same ``id``.
 
 
-class OfRounds(Message, frozen=True):
+class RoundsMessage(RendezvousMessage, frozen=True):
     """Base class of the messages about rounds."""
 
 
-class Enlist(OfRounds, frozen=True):
+class Enlist(RoundsMessage, frozen=True):
     """Enlists the task for rounds; the reply is an `Enlisted`, as soon as there is a state to begin with.
 
     Attributes:
@@ -48,7 +48,7 @@ class Enlisted(msgspec.Struct, frozen=True):
     address: str
 
 
-class Ready(OfRounds, frozen=True):
+class ReadyForRound(RoundsMessage, frozen=True):
     """Reports that the task is ready for a round; the reply is a `Meeting`, when the round begins.
 
     Attributes:
@@ -95,10 +95,10 @@ class Meeting(msgspec.Struct, frozen=True):
     astray: bool = False
 
 
-class Have(OfRounds, frozen=True):
+class ContributionsReceived(RoundsMessage, frozen=True):
     """Reports that the task has received all contributions of a meeting.
 
-    The reply is an `Outcome`, when all partners have reported this, or one of them is lost or left out.
+    The reply is a `MeetingOutcome`, when all partners have reported this, or one of them is lost or left out.
     """
 
     id: int
@@ -106,7 +106,7 @@ class Have(OfRounds, frozen=True):
     attempt: int
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class MeetingOutcome(msgspec.Struct, frozen=True):
     """The outcome of a meeting: either all partners use it, or none of them does.
 
     Attributes:
@@ -118,7 +118,7 @@ class Outcome(msgspec.Struct, frozen=True):
     ends: bool = False
 
 
-class Lack(OfRounds, frozen=True):
+class ContributionsMissing(RoundsMessage, frozen=True):
     """Reports that nothing has come from some partners of a meeting for the time of grace."""
 
     rounds: str
@@ -126,7 +126,7 @@ class Lack(OfRounds, frozen=True):
     tasks: tuple[int, ...]
 
 
-class Replace(OfRounds, frozen=True):
+class ReplaceState(RoundsMessage, frozen=True):
     """Makes the task's changed state the state of all tasks; the reply is the number of the round that it counts as.
 
     Attributes:
@@ -137,7 +137,7 @@ class Replace(OfRounds, frozen=True):
     rounds: str
 
 
-class Where(OfRounds, frozen=True):
+class AskFirstEpoch(RoundsMessage, frozen=True):
     """Asks at which epoch a call of `fit` begins; the reply is the epoch, or -1 if other tasks have ended this call.
 
     Attributes:
@@ -148,7 +148,7 @@ class Where(OfRounds, frozen=True):
     fit: int
 
 
-class Epoch(OfRounds, frozen=True):
+class EpochReached(RoundsMessage, frozen=True):
     """Reports that the task has reached an epoch.
 
     Attributes:
@@ -160,7 +160,7 @@ class Epoch(OfRounds, frozen=True):
     epoch: int
 
 
-class Linger(OfRounds, frozen=True):
+class FitEnded(RoundsMessage, frozen=True):
     """Reports that the task has ended a call of `fit`, and may be about to end.
 
     The reply, null, comes when no meeting is under way and one of two things holds: this task lacks a newest state,
@@ -180,7 +180,7 @@ class Linger(OfRounds, frozen=True):
 # From the server.
 
 
-class Aborted(Message, frozen=True):
+class MeetingAborted(RendezvousMessage, frozen=True):
     """Tells that a meeting does not count, because a partner is lost or left out, or has replaced the state."""
 
     rounds: str

@@ -25,23 +25,23 @@ from typing import Any
 
 import msgspec
 
-from tfdist.cluster.message import Message
+from tfdist.cluster.message import RendezvousMessage
 from tfdist.cluster.messages import Reply
 from tfdist.cluster.quorum_messages import (
-    Aborted,
+    AskFirstEpoch,
+    ContributionsMissing,
+    ContributionsReceived,
     Enlist,
     Enlisted,
-    Epoch,
-    Have,
-    Lack,
-    Linger,
+    EpochReached,
+    FitEnded,
     Meeting,
-    OfRounds,
-    Outcome,
+    MeetingAborted,
+    MeetingOutcome,
     Partner,
-    Ready,
-    Replace,
-    Where,
+    ReadyForRound,
+    ReplaceState,
+    RoundsMessage,
 )
 
 _CHIEF = 0
@@ -60,7 +60,7 @@ class _Meeting:
     """
 
     attempt: int
-    ready: dict[int, Ready]
+    ready: dict[int, ReadyForRound]
     have: dict[int, int] = field(default_factory=dict)
 
 
@@ -88,9 +88,9 @@ class _Rounds:
     addresses: dict[int, str] = field(default_factory=dict)
     awaited: set[int] = field(default_factory=set)
     waiting: dict[int, int] = field(default_factory=dict)
-    ready: dict[int, Ready] = field(default_factory=dict)
+    ready: dict[int, ReadyForRound] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
-    late: dict[int, Ready] = field(default_factory=dict)
+    late: dict[int, ReadyForRound] = field(default_factory=dict)
     meeting: _Meeting | None = None
     attempts: int = 0
     patience: int = 0
@@ -117,7 +117,7 @@ class QuorumCoordinator:
 
     def __init__(
         self,
-        tell: Callable[[int, Message], None],
+        tell: Callable[[int, RendezvousMessage], None],
         later: Callable[[float, Callable[[], None]], Any],
         start_timeout: float,
     ) -> None:
@@ -127,40 +127,47 @@ class QuorumCoordinator:
         self._rounds: dict[str, _Rounds] = {}
         self._furthest = (0, 0)
         self._at: dict[int, tuple[int, int]] = {}  # each task's call of `fit` and epoch
-        self._lingering: dict[int, Linger] = {}
+        self._lingering: dict[int, FitEnded] = {}
         self._ending: set[int] = set()  # tasks that have ended `fit`, and fetch the newest states before they go on
         self._chief_is_there = False
 
-    def heard(self, task: int, message: OfRounds) -> None:
+    def heard(self, task: int, message: RoundsMessage) -> None:
         """Handles a task's message."""
         match message:
             case Enlist():
                 self._enlist(task, message)
-            case Where(request, fit):
+            case AskFirstEpoch(request, fit):
                 self._answer(task, request, self._epoch_of(fit))
-            case Epoch(fit, epoch):
+            case EpochReached(fit, epoch):
                 self._ending.discard(task)
                 self._reach(task, (fit, epoch))
-            case Linger():
+            case FitEnded():
                 self._ending.add(task)
                 self._reach(task, (message.fit + 1, 0))
                 self._linger(task, message)
-            case Ready() | Have() | Lack() | Replace() if task in self._of(message.rounds).addresses:
+            case ReadyForRound() | ContributionsReceived() | ContributionsMissing() | ReplaceState() if (
+                task in self._of(message.rounds).addresses
+            ):
                 self._of_a_round(task, self._rounds[message.rounds], message)
         self._release()
 
     def _of(self, rounds: str) -> _Rounds:
         return self._rounds.get(rounds, _NONE)
 
-    def _of_a_round(self, task: int, rounds: _Rounds, message: Ready | Have | Lack | Replace) -> None:
+    def _of_a_round(
+        self,
+        task: int,
+        rounds: _Rounds,
+        message: ReadyForRound | ContributionsReceived | ContributionsMissing | ReplaceState,
+    ) -> None:
         match message:
-            case Ready():
+            case ReadyForRound():
                 self._is_ready(task, rounds, message)
-            case Have():
+            case ContributionsReceived():
                 self._has(task, rounds, message)
-            case Lack():
+            case ContributionsMissing():
                 self._lacks(rounds, message)
-            case Replace():
+            case ReplaceState():
                 self._replace(task, rounds, message)
 
     def came(self, task: int) -> None:
@@ -228,7 +235,7 @@ class QuorumCoordinator:
         address = "" if source is None else rounds.addresses[source]
         self._answer(task, request, Enlisted(newest, source, address))
 
-    def _replace(self, task: int, rounds: _Rounds, message: Replace) -> None:
+    def _replace(self, task: int, rounds: _Rounds, message: ReplaceState) -> None:
         """Makes a task's own state the newest one."""
         rounds.has[task] = rounds.newest + 1
         self._answer(task, message.id, rounds.has[task])
@@ -254,7 +261,7 @@ class QuorumCoordinator:
 
     # Rounds.
 
-    def _is_ready(self, task: int, rounds: _Rounds, message: Ready) -> None:
+    def _is_ready(self, task: int, rounds: _Rounds, message: ReadyForRound) -> None:
         if message.fit is not None and message.fit < self._furthest[0]:
             self._answer(task, message.id, Meeting(over=True))
             return
@@ -321,10 +328,10 @@ class QuorumCoordinator:
         for task, one in meeting.ready.items():
             self._answer(task, one.id, Meeting(meeting.attempt, partners, epoch=self._epoch_of(one.fit)))
 
-    def _has(self, task: int, rounds: _Rounds, message: Have) -> None:
+    def _has(self, task: int, rounds: _Rounds, message: ContributionsReceived) -> None:
         meeting = rounds.meeting
         if meeting is None or meeting.attempt != message.attempt or task not in meeting.ready:
-            self._answer(task, message.id, Outcome(False))
+            self._answer(task, message.id, MeetingOutcome(False))
             return
         meeting.have[task] = message.id
         if len(meeting.have) == 1:
@@ -337,7 +344,7 @@ class QuorumCoordinator:
             for one, request in meeting.have.items():
                 if one in rounds.addresses:
                     rounds.has[one] = meeting.ready[one].round
-                self._answer(one, request, Outcome(True, ends))
+                self._answer(one, request, MeetingOutcome(True, ends))
             self._begin_again(rounds)
 
     def _begin_again(self, rounds: _Rounds) -> None:
@@ -347,7 +354,7 @@ class QuorumCoordinator:
         for task, ready in waiting.items():
             self._is_ready(task, rounds, ready)
 
-    def _lacks(self, rounds: _Rounds, message: Lack) -> None:
+    def _lacks(self, rounds: _Rounds, message: ContributionsMissing) -> None:
         if rounds.meeting is not None and rounds.meeting.attempt == message.attempt:
             self._leave_out(rounds, rounds.meeting, set(message.tasks))
 
@@ -363,9 +370,9 @@ class QuorumCoordinator:
         meeting, rounds.meeting = rounds.meeting, None
         assert meeting is not None
         for task in meeting.ready:
-            self._tell(task, Aborted(rounds.first.rounds, meeting.attempt))
+            self._tell(task, MeetingAborted(rounds.first.rounds, meeting.attempt))
         for task, request in meeting.have.items():
-            self._answer(task, request, Outcome(False))
+            self._answer(task, request, MeetingOutcome(False))
         self._look(rounds)
 
     # Calls of `fit`.
@@ -380,7 +387,7 @@ class QuorumCoordinator:
                         del said[one]
                         self._is_ready(one, rounds, ready)
 
-    def _linger(self, task: int, message: Linger) -> None:
+    def _linger(self, task: int, message: FitEnded) -> None:
         self._lingering[task] = message
 
         def end() -> None:

@@ -25,9 +25,9 @@ import msgspec
 from tfdist.cluster import messages, proof
 from tfdist.cluster.admission import Admission
 from tfdist.cluster.coordination import CollectiveCoordinator
-from tfdist.cluster.message import Message
+from tfdist.cluster.message import RendezvousMessage
 from tfdist.cluster.messages import Claims, FromTask
-from tfdist.cluster.quorum_messages import OfRounds
+from tfdist.cluster.quorum_messages import RoundsMessage
 from tfdist.cluster.quorums import QuorumCoordinator
 from tfdist.cluster.value_exchange import ValueExchange
 from tfdist.comm import segments
@@ -87,13 +87,13 @@ class Member:
     left: bool = False
     ended: bool = False
 
-    def send(self, message: Message) -> None:
+    def send(self, message: RendezvousMessage) -> None:
         """Sends a message, if the task is still there."""
         if not self.writer.is_closing():
             self.writer.write(messages.encode(message))
 
 
-class Server:
+class RendezvousServer:
     """The rendezvous server of one job.
 
     Attributes:
@@ -110,7 +110,7 @@ class Server:
         self.members: dict[int, Member] = {}
         self.bound: frozenset[int] = frozenset()
         self.lost: set[int] = set()
-        self.failure: Message | None = None
+        self.failure: RendezvousMessage | None = None
         self.over = asyncio.Event()
         self._names = list(job.tasks)
         self._refused: list[str] = []
@@ -160,7 +160,7 @@ class Server:
         if why := self._objection(hello, proof.prove(secret, "task", nonces, claims)):
             peer = writer.get_extra_info("peername")
             self._note_refusal(f"{self._claimed_name(claims)} from {peer[0]} ({why.split(':')[0]})")
-            writer.write(messages.encode(messages.Refused(why)))
+            writer.write(messages.encode(messages.AdmissionRefused(why)))
             await writer.drain()
             return None
         member = Member(self._number(claims), claims, writer)
@@ -168,7 +168,7 @@ class Server:
         proven = proof.prove(secret, "server", nonces, [welcome.task, welcome.job])
         member.send(msgspec.structs.replace(welcome, proof=proven))
         for other in self.members.values():
-            member.send(messages.Present(other.task, self._names[other.task]))
+            member.send(messages.TaskPresent(other.task, self._names[other.task]))
         self.members[member.task] = member
         self._chief_has_come |= member.task == 0
         self._awaited.discard(member.task)
@@ -177,7 +177,7 @@ class Server:
             self._closing = None
         self._meetings.returned(member.task)
         self._quorums.came(member.task)
-        self._tell_all(messages.Present(member.task, self._names[member.task]))
+        self._tell_all(messages.TaskPresent(member.task, self._names[member.task]))
         if self.failure:
             member.send(self.failure)
         elif not self.bound:
@@ -238,7 +238,7 @@ class Server:
         return self.job.tasks[claims.task or 0] if listed else "a task"
 
     def _report_missing(self) -> None:
-        self._tell_all(messages.Missing(self._missing(), tuple(self._refused)))
+        self._tell_all(messages.MissingTasks(self._missing(), tuple(self._refused)))
 
     def _missing(self) -> tuple[str, ...]:
         return tuple(self.job.tasks[rank] for rank in range(self.job.size) if rank not in self.members)
@@ -339,7 +339,7 @@ class Server:
             self._meetings.lost(member.task, why if reported else None)
             self._quorums.gone(member.task, lost=True)
         member.ended = True
-        self._tell_all(messages.Lost(member.task, why, not reported, is_bound))
+        self._tell_all(messages.TaskLost(member.task, why, not reported, is_bound))
 
     def _end_if_deserted(self) -> None:
         """Ends the server when no training task is left except lost ones, which may be stopped and never end.
@@ -357,7 +357,7 @@ class Server:
             self._end()
 
     def _end(self) -> None:
-        self._tell_all(messages.Over())
+        self._tell_all(messages.JobOver())
         self.over.set()
 
     def _trains(self, task: int) -> bool:
@@ -366,14 +366,14 @@ class Server:
     def _fail(self, why: str) -> None:
         """Tells all tasks that the job cannot start, and ends the server soon after."""
         if self.failure is None:
-            self.failure = messages.Failed(why, mismatch=False)
+            self.failure = messages.JobFailed(why, mismatch=False)
             self._tell_all(self.failure)
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self.over.set)
 
     def _mismatch(self, why: str, members: tuple[int, ...] | None) -> None:
         """Tells the ranks of a group that they do different things."""
         for rank in range(self.job.size) if members is None else members:
-            self._tell(rank, messages.Failed(why, mismatch=True))
+            self._tell(rank, messages.JobFailed(why, mismatch=True))
 
     # Names.
 
@@ -387,11 +387,11 @@ class Server:
 
     # Messages.
 
-    def _tell_all(self, message: Message) -> None:
+    def _tell_all(self, message: RendezvousMessage) -> None:
         for member in self.members.values():
             member.send(message)
 
-    def _tell(self, task: int, message: Message) -> None:
+    def _tell(self, task: int, message: RendezvousMessage) -> None:
         if member := self.members.get(task):
             member.send(message)
 
@@ -399,39 +399,39 @@ class Server:
         match message:
             case messages.Ping():
                 pass
-            case messages.Put():
+            case messages.PublishValue():
                 self._meetings.put(member.task, message)
-            case messages.Get():
+            case messages.GetValue():
                 self._meetings.get(member.task, message)
-            case messages.Gather():
+            case messages.GatherValues():
                 self._gather(member, message)
             case messages.Stalled():
                 self._explain(message.seconds)
-            case messages.Leave():
+            case messages.ScriptEnded():
                 self._leave(member, message)
-            case messages.End():
+            case messages.MPIShutDown():
                 member.ended = True
                 if all(task in self.members and self.members[task].ended for task in self.bound):
-                    self._tell_all(messages.AllEnded())
-            case OfRounds():
+                    self._tell_all(messages.AllMPIShutDown())
+            case RoundsMessage():
                 self._quorums.heard(member.task, message)
-            case messages.Fails(why, mismatch=True):
+            case messages.ReportFailure(why, mismatch=True):
                 self._mismatch(why, message.members)
-            case messages.Fails(why):
+            case messages.ReportFailure(why):
                 self._lose(member, f"{self._name(member)} failed: {why}", reported=True)
             case _:
                 self._coordination.heard(member.task, message)
-                if isinstance(message, messages.State) and self._coordination.all_have_answered():
+                if isinstance(message, messages.RankStatus) and self._coordination.all_have_answered():
                     self._tell_explanation()
 
-    def _gather(self, member: Member, message: messages.Gather) -> None:
+    def _gather(self, member: Member, message: messages.GatherValues) -> None:
         if message.binds and self._binding_since is None:
             self._binding_since = time.monotonic()
         if self._meetings.gather(member.task, message) and message.binds:
             self._binding_since = None
             self.bound = frozenset(message.tasks)
 
-    def _leave(self, member: Member, message: messages.Leave) -> None:
+    def _leave(self, member: Member, message: messages.ScriptEnded) -> None:
         member.left = True
         if message.failed:
             self._lose(member, f"{self._name(member)} failed: {message.failed}", reported=True)
@@ -439,7 +439,7 @@ class Server:
             if member.task == 0:
                 self._awaited.clear()  # the job has ended without an error
             self._quorums.gone(member.task, lost=False)
-            self._tell_all(messages.Left(member.task, self._name(member), message.counts))
+            self._tell_all(messages.TaskFinished(member.task, self._name(member), message.counts))
 
     # Explaining a stall.
 
@@ -457,7 +457,7 @@ class Server:
             self._explaining = None
             self._explained = time.monotonic()
             for rank in self._coordination.concerned():
-                self._tell(rank, messages.Stall(self._coordination.explanation(seconds)))
+                self._tell(rank, messages.StallReport(self._coordination.explanation(seconds)))
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
@@ -484,7 +484,7 @@ def main() -> None:
 
 
 async def _serve(job: JobDescription, listener: socket.socket) -> None:
-    await Server(job).run(listener)
+    await RendezvousServer(job).run(listener)
 
 
 if __name__ == "__main__":

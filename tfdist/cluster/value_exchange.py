@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.cluster.messages import Gather, Get, Put, Reply
+from tfdist.cluster.messages import GatherValues, GetValue, PublishValue, Reply
 
 
 class ValueExchange:
@@ -22,7 +22,7 @@ class ValueExchange:
         self._waiting: dict[str, list[tuple[int, int]]] = {}
         self._failed: dict[int, str] = {}
 
-    def gather(self, task: int, message: Gather) -> bool:
+    def gather(self, task: int, message: GatherValues) -> bool:
         """Takes a task's value. Returns whether it completes the exchange, so that all tasks have been answered."""
         if task not in message.tasks or len(set(message.tasks)) < len(message.tasks):
             error = (
@@ -44,13 +44,13 @@ class ValueExchange:
             self._reply(one, Reply(request, values))
         return True
 
-    def put(self, task: int, message: Put) -> None:
+    def put(self, task: int, message: PublishValue) -> None:
         """Publishes a value, and answers the tasks that wait for it."""
         self._values[message.key] = task, message.value
         for one, request in self._waiting.pop(message.key, ()):
             self._reply(one, Reply(request, message.value))
 
-    def get(self, task: int, message: Get) -> None:
+    def get(self, task: int, message: GetValue) -> None:
         """Answers with a published value: at once, or if ``message.wait`` is set, as soon as there is one."""
         if message.key in self._values or not message.wait:
             _, value = self._values.get(message.key, (task, None))

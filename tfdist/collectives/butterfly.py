@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tfdist.collectives.powers_of_two import Core, Whole, folded, folded_whole
+from tfdist.collectives.powers_of_two import CombineVectors, Core, folded, folded_whole
 from tfdist.collectives.schedule import Plan, Schedule
 from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Communicator
@@ -33,7 +33,7 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
     return schedule
 
 
-def all_reduce_whole(buffer: np.ndarray, combine: Whole, source: np.ndarray | None = None) -> Plan:
+def all_reduce_whole(buffer: np.ndarray, combine: CombineVectors, source: np.ndarray | None = None) -> Plan:
     """Combines like `all_reduce`, for combinations that need to see whole vectors.
 
     Args:
@@ -49,7 +49,7 @@ def all_reduce_whole(buffer: np.ndarray, combine: Whole, source: np.ndarray | No
     return schedule
 
 
-def _doubling(comm: Communicator, tag: int, buffer: np.ndarray, combine: Whole | np.ufunc) -> Core:
+def _doubling(comm: Communicator, tag: int, buffer: np.ndarray, combine: CombineVectors | np.ufunc) -> Core:
     def double(own: np.ndarray, place: int, size: int, rank_of: Callable[[int], int]) -> Schedule:
         landing, spare = (comm.take(buffer.nbytes).view(buffer.dtype) for _ in range(2))
         distance = 1

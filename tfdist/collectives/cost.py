@@ -56,7 +56,7 @@ TYPICAL = Calibration(Level(10e-6, 1 / 5e9), Level(60e-6, 1 / 1.2e9), 1 / 8e9, 2
 
 
 @dataclass(frozen=True)
-class Model:
+class CostModel:
     """The cost model of a set of ranks.
 
     Attributes:
@@ -111,25 +111,25 @@ def cheapest(hosts: tuple[int, ...], nbytes: int, calibration: Calibration) -> s
 
 @functools.lru_cache(maxsize=4096)
 def _cheapest(hosts: tuple[int, ...], nbytes: int, calibration: Calibration) -> str:
-    model = Model(hosts, calibration)
+    model = CostModel(hosts, calibration)
     candidates = [name for name in _MODELS if name != "hierarchical" or 1 < len(set(hosts)) < len(hosts)]
     return min(candidates, key=lambda name: model.seconds(name, nbytes))
 
 
-def _ring(model: Model, nbytes: int, ranks: list[int] | None = None) -> float:
+def _ring(model: CostModel, nbytes: int, ranks: list[int] | None = None) -> float:
     ranks = list(range(len(model.hosts))) if ranks is None else ranks
     size = len(ranks)
     pairs = [(ranks[place], ranks[(place + 1) % size]) for place in range(size)] if size > 1 else []
     return (size - 1) * (model.step(pairs, nbytes / size, combined=True) + model.step(pairs, nbytes / size))
 
 
-def _naive(model: Model, nbytes: int) -> float:
+def _naive(model: CostModel, nbytes: int) -> float:
     size = len(model.hosts)
     pairs = [(rank, (rank + 1) % size) for rank in range(size)]
     return (size - 1) * model.step(pairs, nbytes, combined=True)
 
 
-def _tree(model: Model, nbytes: int) -> float:
+def _tree(model: CostModel, nbytes: int) -> float:
     size = len(model.hosts)
     seconds, reach = 0.0, 1
     while reach < size:
@@ -140,11 +140,11 @@ def _tree(model: Model, nbytes: int) -> float:
     return seconds
 
 
-def _butterfly(model: Model, nbytes: int) -> float:
+def _butterfly(model: CostModel, nbytes: int) -> float:
     return _folded(model, nbytes, lambda pairs, _: model.step(pairs, nbytes, combined=True))
 
 
-def _reduce_scatter_gather(model: Model, nbytes: int) -> float:
+def _reduce_scatter_gather(model: CostModel, nbytes: int) -> float:
     def step(pairs: Pairs, distance: int) -> float:
         # Among 2^k ranks, partners at a distance of d exchange d / 2^k of the vector, in both phases.
         part = nbytes * distance / (1 << (len(model.hosts).bit_length() - 1))
@@ -153,7 +153,7 @@ def _reduce_scatter_gather(model: Model, nbytes: int) -> float:
     return _folded(model, nbytes, step)
 
 
-def _folded(model: Model, nbytes: int, step: Callable[[Pairs, int], float]) -> float:
+def _folded(model: CostModel, nbytes: int, step: Callable[[Pairs, int], float]) -> float:
     """Returns the seconds of an algorithm that `tfdist.collectives.powers_of_two.folded` runs."""
     size = 1 << (len(model.hosts).bit_length() - 1)
     extra = len(model.hosts) - size
@@ -167,7 +167,7 @@ def _folded(model: Model, nbytes: int, step: Callable[[Pairs, int], float]) -> f
     return seconds
 
 
-def _hierarchical(model: Model, nbytes: int) -> float:
+def _hierarchical(model: CostModel, nbytes: int) -> float:
     machines = by_machine(model.hosts)
     lanes = min(map(len, machines))
     inside = max(_ring(model, nbytes, ranks) for ranks in machines)
@@ -182,7 +182,7 @@ def _neighbours(machines: list[list[int]]) -> Iterable[tuple[list[int], list[int
     return zip(machines, machines[1:] + machines[:1], strict=True)
 
 
-_MODELS: dict[str, Callable[[Model, int], float]] = {  # of equally fast algorithms, the first is chosen
+_MODELS: dict[str, Callable[[CostModel, int], float]] = {  # of equally fast algorithms, the first is chosen
     "ring": _ring,
     "butterfly": _butterfly,
     "reduce_scatter_gather": _reduce_scatter_gather,

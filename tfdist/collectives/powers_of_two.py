@@ -40,7 +40,7 @@ def folded(
     yield from _folded(comm, tag, given, buffer, take_in, core)
 
 
-class Whole(Protocol):
+class CombineVectors(Protocol):
     """Combines the lower ranks' vector with the upper ranks' into a third one, which it returns."""
 
     def __call__(self, lower: np.ndarray, upper: np.ndarray, /, *, out: np.ndarray) -> np.ndarray:
@@ -53,7 +53,7 @@ def folded_whole(
     tag: int,
     given: np.ndarray,
     buffer: np.ndarray,
-    combine: Whole,
+    combine: CombineVectors,
     core: Core,
 ) -> Schedule:
     """Runs ``core`` like `folded`, with a combination that needs to see whole vectors.

@@ -13,7 +13,7 @@ Channel = tuple[int, int, int]
 """Source, destination and tag of transfers."""
 
 
-class _Transfer:
+class _LocalTransfer:
     def __init__(self, buffer: np.ndarray, then: Callable[[], Any] | None = None) -> None:
         self.buffer = buffer
         self.then = then
@@ -34,14 +34,14 @@ class LocalWorld:
         self.hosts = tuple(hosts) if hosts is not None else (0,) * size
         self.segment_bytes = segment_bytes
         self._lock = threading.Lock()
-        self._sent: dict[Channel, deque[_Transfer]] = defaultdict(deque)
-        self._awaited: dict[Channel, deque[_Transfer]] = defaultdict(deque)
+        self._sent: dict[Channel, deque[_LocalTransfer]] = defaultdict(deque)
+        self._awaited: dict[Channel, deque[_LocalTransfer]] = defaultdict(deque)
 
     def communicator(self, rank: int) -> LocalCommunicator:
         """Returns the communicator of one rank."""
         return LocalCommunicator(self, rank)
 
-    def _match(self, channel: Channel, transfer: _Transfer, sending: bool) -> None:
+    def _match(self, channel: Channel, transfer: _LocalTransfer, sending: bool) -> None:
         own, other = (self._sent, self._awaited) if sending else (self._awaited, self._sent)
         with self._lock:
             if not other[channel]:
@@ -74,30 +74,30 @@ class LocalCommunicator:
         self.bytes_sent = 0
         self.tags = 1 << 28
 
-    def send(self, buffer: np.ndarray, destination: int, tag: int) -> _Transfer:
+    def send(self, buffer: np.ndarray, destination: int, tag: int) -> _LocalTransfer:
         """Starts to send the whole buffer to ``destination``."""
         self.messages_sent += 1
         self.bytes_sent += buffer.nbytes
-        transfer = _Transfer(buffer)
+        transfer = _LocalTransfer(buffer)
         self._world._match((self.rank, destination, tag), transfer, sending=True)
         return transfer
 
-    def receive(self, buffer: np.ndarray, source: int, tag: int) -> _Transfer:
+    def receive(self, buffer: np.ndarray, source: int, tag: int) -> _LocalTransfer:
         """Starts to fill the whole buffer from ``source``."""
-        transfer = _Transfer(buffer)
+        transfer = _LocalTransfer(buffer)
         self._world._match((source, self.rank, tag), transfer, sending=False)
         return transfer
 
     def receive_combined(
         self, own: np.ndarray, target: np.ndarray, combine: np.ufunc, source: int, tag: int
-    ) -> _Transfer:
+    ) -> _LocalTransfer:
         """Starts to fill ``target`` with ``combine(own, received)``."""
         landing = np.empty_like(own)
-        transfer = _Transfer(landing, lambda: combine(own, landing, out=target))
+        transfer = _LocalTransfer(landing, lambda: combine(own, landing, out=target))
         self._world._match((source, self.rank, tag), transfer, sending=False)
         return transfer
 
-    def completed(self, requests: Sequence[_Transfer]) -> bool:
+    def completed(self, requests: Sequence[_LocalTransfer]) -> bool:
         """Returns whether all of these transfers have completed."""
         return all(request.done for request in requests)
 

@@ -76,15 +76,15 @@ class MPICommunicator:
         """Returns memory that the neighbours can read."""
         return self._pool.take(nbytes)
 
-    def send(self, buffer: np.ndarray, destination: int, tag: int) -> _Transfer:
+    def send(self, buffer: np.ndarray, destination: int, tag: int) -> _MPITransfer:
         """Starts to send the whole buffer to ``destination``."""
         self.messages_sent += 1
         self.bytes_sent += buffer.nbytes
         if buffer.nbytes >= LENT_BYTES and destination in self._neighbours:
             return self._lend(buffer, destination, tag)
-        return _Transfer(self, self._comm.Isend([buffer.view(np.uint8), self._byte], destination, tag), buffer)
+        return _MPITransfer(self, self._comm.Isend([buffer.view(np.uint8), self._byte], destination, tag), buffer)
 
-    def receive(self, buffer: np.ndarray, source: int, tag: int) -> _Transfer:
+    def receive(self, buffer: np.ndarray, source: int, tag: int) -> _MPITransfer:
         """Starts to fill the whole buffer from ``source``."""
         if buffer.nbytes >= LENT_BYTES and source in self._neighbours:
             return self._borrow(buffer.nbytes, source, tag, lambda lent: np.copyto(buffer, lent.view(buffer.dtype)))
@@ -92,7 +92,7 @@ class MPICommunicator:
 
     def receive_combined(
         self, own: np.ndarray, target: np.ndarray, combine: np.ufunc, source: int, tag: int
-    ) -> _Transfer:
+    ) -> _MPITransfer:
         """Starts to fill ``target`` with ``combine(own, received)``."""
         if own.nbytes >= LENT_BYTES and source in self._neighbours:
             return self._borrow(own.nbytes, source, tag, lambda lent: combine(own, lent.view(own.dtype), out=target))
@@ -114,11 +114,13 @@ class MPICommunicator:
         """Lets MPI send the data that it has buffered."""
         self._comm.Iprobe()
 
-    def _receive(self, buffer: np.ndarray, source: int, tag: int, then: Callable[[], Any] | None = None) -> _Transfer:
+    def _receive(
+        self, buffer: np.ndarray, source: int, tag: int, then: Callable[[], Any] | None = None
+    ) -> _MPITransfer:
         request = self._comm.Irecv([buffer.view(np.uint8), self._byte], source, tag)
-        return _Transfer(self, request, buffer, (source, buffer.nbytes), then)
+        return _MPITransfer(self, request, buffer, (source, buffer.nbytes), then)
 
-    def _lend(self, buffer: np.ndarray, destination: int, tag: int) -> _Transfer:
+    def _lend(self, buffer: np.ndarray, destination: int, tag: int) -> _MPITransfer:
         assert self._arena is not None
         place = self._arena.find(buffer)
         if place is None:
@@ -130,9 +132,9 @@ class MPICommunicator:
         returned = self._returns.Irecv([_NOTHING, self._byte], destination, loan)
         notice = np.array([*place, buffer.nbytes, loan], np.int64)
         self._comm.Isend([notice, self._byte], destination, tag).Free()
-        return _Transfer(self, returned, (notice, buffer))
+        return _MPITransfer(self, returned, (notice, buffer))
 
-    def _borrow(self, nbytes: int, source: int, tag: int, use: Callable[[np.ndarray], Any]) -> _Transfer:
+    def _borrow(self, nbytes: int, source: int, tag: int, use: Callable[[np.ndarray], Any]) -> _MPITransfer:
         notice = np.empty(5, np.int64)
 
         def arrived() -> None:
@@ -153,7 +155,7 @@ class MPICommunicator:
         )
 
 
-class _Transfer:
+class _MPITransfer:
     """A running transfer, and the action on its completion.
 
     Args:

@@ -28,7 +28,7 @@ from tfdist.compression.compressor import Compressed
 from tfdist.engine import buckets, operations
 from tfdist.engine.buckets import Bucket
 from tfdist.engine.engine import describe
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import host_call
 from tfdist.engine.means import Mean
 from tfdist.engine.operations import Operation
@@ -108,7 +108,7 @@ class Bridge:
         group: the processes that take part; its algorithm is used.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._posted: dict[int, tuple[Pending, Callable[[], np.ndarray]]] = {}
         self._handles = itertools.count()

@@ -27,7 +27,7 @@ from tfdist.collectives.cost import TYPICAL, Calibration, Level
 from tfdist.collectives.hierarchical import by_machine
 from tfdist.collectives.schedule import Plan, Schedule
 from tfdist.comm.communicator import Communicator
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.errors import CalibrationError
 
 VARIABLE = "TFDIST_CALIBRATION"
@@ -111,7 +111,7 @@ def _calibration(kept: dict[str, Any]) -> Calibration:
     )
 
 
-def agreed(group: Group, algorithm: str) -> Calibration | None:
+def agreed(group: ProcessGroup, algorithm: str) -> Calibration | None:
     """Returns the calibration of the group's rank 0, on all ranks; None if the algorithm needs none. Eagerly only.
 
     Raises:
@@ -124,7 +124,7 @@ def agreed(group: Group, algorithm: str) -> Calibration | None:
     return read(rows.tobytes().decode())
 
 
-def written(group: Group) -> str:
+def written(group: ProcessGroup) -> str:
     """Returns this process's calibration for the job that a group is part of, as text for `read`.
 
     Raises:
@@ -139,7 +139,7 @@ def read(text: str) -> Calibration:
     return _calibration(json.loads(text))
 
 
-def measure(group: Group) -> Calibration:
+def measure(group: ProcessGroup) -> Calibration:
     """Measures latency, bandwidth and the speed of combining. Call it on all ranks."""
     machines = by_machine(group.hosts)
     own = next(ranks for ranks in machines if group.rank in ranks)
@@ -148,14 +148,14 @@ def measure(group: Group) -> Calibration:
     return Calibration(host, network, _slowest(group, _combining(group)), _slowest(group, _calling(group)))
 
 
-def _level(group: Group, circle: list[int]) -> Level:
+def _level(group: ProcessGroup, circle: list[int]) -> Level:
     """Measures messages in a ring of ranks that all send at once; the other ranks only take part in barriers."""
     small = _slowest(group, _seconds(group, circle, 8, _SMALL_REPEATS))
     large = _slowest(group, _seconds(group, circle, _LARGE_BYTES, _LARGE_REPEATS))
     return Level(small, max(large - small, 1e-12) / _LARGE_BYTES)
 
 
-def _seconds(group: Group, circle: list[int], nbytes: int, repeats: int) -> float:
+def _seconds(group: ProcessGroup, circle: list[int], nbytes: int, repeats: int) -> float:
     outgoing, incoming = (group.take(nbytes) for _ in range(2))
     outgoing[...] = 0
     best = 0.0
@@ -179,7 +179,7 @@ def _around(outgoing: np.ndarray, incoming: np.ndarray, repeats: int) -> Plan:
     return schedule
 
 
-def _combining(group: Group) -> float:
+def _combining(group: ProcessGroup) -> float:
     """Measures the seconds per byte of adding float32 on all ranks at once; from memory, not cache, like gradients."""
     terms = np.ones(_LARGE_BYTES, np.float32), np.ones(_LARGE_BYTES, np.float32)
     best = float("inf")
@@ -191,7 +191,7 @@ def _combining(group: Group) -> float:
     return best
 
 
-def _calling(group: Group) -> float:
+def _calling(group: ProcessGroup) -> float:
     """Measures the seconds of a collective without messages."""
 
     def nothing(comm: Communicator, tag: int) -> Schedule:
@@ -205,7 +205,7 @@ def _calling(group: Group) -> float:
     return (time.perf_counter() - begin) / _SMALL_REPEATS
 
 
-def _slowest(group: Group, seconds: float) -> float:
+def _slowest(group: ProcessGroup, seconds: float) -> float:
     buffer = np.array([seconds])
     group.run("calibration: slowest", ring.all_reduce(buffer, np.maximum))
     return float(buffer[0])

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.engine import operations
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import host_call
 from tfdist.engine.operations import Operation
 from tfdist.tensors import call_site, to_array, to_tensor
@@ -26,7 +26,9 @@ class CountReducer:
             `StopIteration`, from which the caller gets `tf.errors.OutOfRangeError`.
     """
 
-    def __init__(self, group: Group, contents: str, own: Callable[[], int], learn: Callable[[int], None]) -> None:
+    def __init__(
+        self, group: ProcessGroup, contents: str, own: Callable[[], int], learn: Callable[[int], None]
+    ) -> None:
         self._group = group
         self._contents = contents
         self._own = own

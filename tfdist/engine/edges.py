@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import point_to_point
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import host_call
 from tfdist.engine.pending import Pending
 from tfdist.errors import MismatchError
@@ -57,7 +57,7 @@ class Edges:
         group: the processes that edges connect.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._expected: collections.defaultdict[tuple[int, str], collections.deque[Pending]]
         self._expected = collections.defaultdict(collections.deque)
@@ -181,7 +181,7 @@ class Edges:
         near = len(set(pair.hosts)) == 1  # a transfer from another machine needs this process to drive it
         return lambda overlaps: pair.post(key, plan, kind, overlaps=overlaps, patient=near)
 
-    def _pair(self, source: int, destination: int) -> Group:
+    def _pair(self, source: int, destination: int) -> ProcessGroup:
         for rank in (source, destination):
             if not 0 <= rank < self._group.size:
                 raise ValueError(f"an edge runs between ranks from 0 to {self._group.size - 1}; got {rank}")

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.cluster.control import Control
-from tfdist.cluster.messages import Agree, Standing, State
+from tfdist.cluster.messages import AgreeOnKey, RankStatus, WaitingForCall
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.schedule import Plan
 from tfdist.comm.communicator import Communicator
@@ -267,9 +267,9 @@ class Engine:
         """Returns the calls that this rank has posted and not completed."""
         return [*self._active, *self._queued]
 
-    def state(self) -> State:
+    def state(self) -> RankStatus:
         """Returns the collectives that this rank has under way, for the explanation of a stall."""
-        return State(tuple(pending.describe() for pending in self.under_way()), self.counts())
+        return RankStatus(tuple(pending.describe() for pending in self.under_way()), self.counts())
 
     # Beginning.
 
@@ -309,7 +309,7 @@ class Engine:
             return self._numbers.setdefault(site, _OWN - len(self._numbers))
         if not self._calls[site]:
             self.control.ask(
-                lambda request: Agree(request, key, signature, members),
+                lambda request: AgreeOnKey(request, key, signature, members),
                 lambda number: self._agreed(site, number),
                 lambda why: self._undone(site, why),
             )
@@ -513,8 +513,8 @@ class Engine:
         return pending.result
 
     def _patience(self, control: Control, pending: Pending, blocking: bool) -> WaitMonitor:
-        def standing() -> Standing:
-            return Standing(pending.describe(), self.counts(), is_alone=self.under_way() == [pending])
+        def standing() -> WaitingForCall:
+            return WaitingForCall(pending.describe(), self.counts(), is_alone=self.under_way() == [pending])
 
         return WaitMonitor(self.rank, control, self._timeouts, pending, blocking, standing)
 

@@ -17,7 +17,7 @@ from tfdist.collectives.broadcast import broadcast
 from tfdist.collectives.reduce_scatter import reduce_scatter
 from tfdist.collectives.schedule import partition
 from tfdist.engine import operations
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import host_call
 from tfdist.engine.means import Mean
 from tfdist.tensors import call_site, to_array, to_tensor
@@ -33,7 +33,7 @@ class Exchange:
         group: the processes that take part.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
 
     @property

@@ -15,7 +15,7 @@ from tfdist.engine.pending import Pending
 from tfdist.errors import TfdistError
 
 
-class Group:
+class ProcessGroup:
     """An ordered set of processes, seen from one of its members.
 
     Each collective has a key. Keys belong to the group: groups of other members may use the same keys.
@@ -67,7 +67,7 @@ class Group:
         """The error because of which no collective of the group can complete any more; None if there is none."""
         return self.engine.failure_of(self.members)
 
-    def using(self, algorithm: str, calibration: Calibration | None) -> Group:
+    def using(self, algorithm: str, calibration: Calibration | None) -> ProcessGroup:
         """Returns the same group with another all-reduce algorithm.
 
         Args:
@@ -77,15 +77,15 @@ class Group:
         Raises:
             ValueError: there is no such algorithm, or it is not for groups.
         """
-        return Group(self.engine, self.members, algorithm, calibration)
+        return ProcessGroup(self.engine, self.members, algorithm, calibration)
 
-    def subgroup(self, ranks: tuple[int, ...]) -> Group:
+    def subgroup(self, ranks: tuple[int, ...]) -> ProcessGroup:
         """Returns a group of some of the members, in the given order.
 
         Args:
             ranks: ranks in this group, including this process's.
         """
-        return Group(self.engine, tuple(self.members[rank] for rank in ranks), self.algorithm, self._calibration)
+        return ProcessGroup(self.engine, tuple(self.members[rank] for rank in ranks), self.algorithm, self._calibration)
 
     def number(self, kind: str) -> int:
         """Counts objects of one kind, which all members make in the same order.

@@ -22,7 +22,7 @@ _ENVIRONMENT_BYTES = 64
 """Buffer size in bytes, larger than a ``fenv_t`` of these machines."""
 
 
-class RefusedError(Exception):
+class HostCallError(Exception):
     """A function that is to be compiled calls the host."""
 
     _keras_call_info_injected = True  # keeps Keras from replacing this error by one with a layer's arguments
@@ -39,7 +39,7 @@ _refusing = _Refusing()
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """Returns a context in which calls of the host raise `RefusedError`."""
+    """Returns a context in which calls of the host raise `HostCallError`."""
     before, _refusing.on = _refusing.on, True
     try:
         yield
@@ -54,10 +54,10 @@ def check(what: str) -> None:
         what: name of the call, for the error.
 
     Raises:
-        RefusedError: this thread is inside of `refused`.
+        HostCallError: this thread is inside of `refused`.
     """
     if _refusing.on:
-        raise RefusedError(f"it cannot compile calls of host functions, such as {what}")
+        raise HostCallError(f"it cannot compile calls of host functions, such as {what}")
 
 
 def host_call(
@@ -78,7 +78,7 @@ def host_call(
         name: name of the operation.
 
     Raises:
-        RefusedError: this thread is inside of `refused`.
+        HostCallError: this thread is inside of `refused`.
     """
     check(name)
 

@@ -13,7 +13,7 @@ import queue
 import time
 from typing import TYPE_CHECKING
 
-from tfdist.cluster.messages import Call, Invite, Invited, Join, StandIn, State
+from tfdist.cluster.messages import CollectiveCall, Invite, Invited, Join, RankStatus, StandIn
 from tfdist.engine import operations
 from tfdist.errors import TfdistError
 
@@ -67,7 +67,7 @@ class JoinCoordinator:
             for other in early:
                 self._stand_in(other)
 
-    def invite(self, call: Call, stand_in: StandIn | None) -> None:
+    def invite(self, call: CollectiveCall, stand_in: StandIn | None) -> None:
         """Invites the ranks that have joined to a call, if this rank is responsible for inviting them.
 
         Args:
@@ -92,7 +92,7 @@ class JoinCoordinator:
 
     # Messages of the control connection.
 
-    def state(self) -> State:
+    def state(self) -> RankStatus:
         """Returns which collectives this rank has under way."""
         return self._engine.state()
 

@@ -33,7 +33,7 @@ class WaitMonitor:
         timeouts: Timeouts,
         pending: Pending,
         blocking: bool,
-        standing: Callable[[], messages.Standing],
+        standing: Callable[[], messages.WaitingForCall],
     ) -> None:
         self._rank = rank
         self._control = control
@@ -82,7 +82,7 @@ class WaitMonitor:
     def over(self) -> None:
         """Ends the wait."""
         if self._standing:
-            self._control.send(messages.Moving())
+            self._control.send(messages.Resumed())
 
     def too_late(self) -> TfdistError:
         """Returns the error for a wait that exceeds the deadline."""

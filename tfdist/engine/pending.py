@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.cluster.messages import Call
+from tfdist.cluster.messages import CollectiveCall
 from tfdist.collectives.schedule import Schedule
 from tfdist.comm.communicator import Request
 from tfdist.engine.operations import Operation
@@ -58,6 +58,6 @@ class Pending:
         """The key and the group, for messages."""
         return self.key if self.members is None else f"{self.key} in group {list(self.members)}"
 
-    def describe(self) -> Call:
+    def describe(self) -> CollectiveCall:
         """Returns a description of the collective for other ranks."""
-        return Call(self.key, self.number, self.call, self.members, self.contents)
+        return CollectiveCall(self.key, self.number, self.call, self.members, self.contents)

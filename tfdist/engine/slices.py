@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.engine import operations
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import HOST, host_call
 from tfdist.engine.weights import checked_weight, weighted, weighted_in_graph
 from tfdist.tensors import call_site, to_array, to_tensor
@@ -19,7 +19,7 @@ class Slices:
         group: the processes that take part.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
 
     @tf.autograph.experimental.do_not_convert

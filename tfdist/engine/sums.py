@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.compression.compressor import Compressed
 from tfdist.engine.bridge import Bridge
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.engine.slices import Slices
 
 
@@ -24,7 +24,7 @@ class Sums:
         slices: the all-reduces of `tf.IndexedSlices`.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self.bridge, self.slices = Bridge(group), Slices(group)
         self._size = group.size
 

@@ -42,7 +42,7 @@ class Flight(NamedTuple):
     marks: Sequence[float]
 
 
-class Wait(NamedTuple):
+class WaitEvent(NamedTuple):
     """One wait of a thread of this rank, in seconds."""
 
     key: str
@@ -62,7 +62,7 @@ class EventRecorder:
         self.rank = rank
         self.offset = offset
         self.flights: list[Flight] = []
-        self.waits: list[Wait] = []
+        self.waits: list[WaitEvent] = []
         self.left_out = 0
 
     def posted(self, pending: Pending) -> None:
@@ -84,7 +84,7 @@ class EventRecorder:
         try:
             yield
         finally:
-            self._keep(self.waits, Wait(pending.name, begin, time.monotonic()))
+            self._keep(self.waits, WaitEvent(pending.name, begin, time.monotonic()))
 
     def _keep(self, records: list[Any], record: Any) -> None:
         if len(self.flights) + len(self.waits) < MOST_RECORDS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tfdist.gossip.lines import MessageChannels
-from tfdist.gossip.messages import Kind, Message
+from tfdist.gossip.messages import GossipMessage, MessageKind
 from tfdist.gossip.mixing import Arrays, Mixing, like
 from tfdist.gossip.topologies import Topology
 
@@ -53,7 +53,7 @@ class BoundedStalenessMixing(Mixing):
         """Sends this process's weights, and mixes in those that have arrived; see `Mixing`."""
         own = [np.array(value) for value in values]
         self._own[self._round] = self._generation, own
-        message = self._message(Kind.WEIGHTS, own)
+        message = self._message(MessageKind.WEIGHTS, own)
         for rank in self._left:
             self._lines.send(rank, message)
         new = [value.copy() for value in own]
@@ -77,7 +77,7 @@ class BoundedStalenessMixing(Mixing):
                 return
             self._take(rank, message, values)
 
-    def _take(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
+    def _take(self, rank: int, message: GossipMessage, values: list[np.ndarray]) -> None:
         self._last[rank] = message.round
         generation, own = self._own.get(message.round, (-1, []))
         if not self._generation == generation == message.generation:
@@ -88,5 +88,5 @@ class BoundedStalenessMixing(Mixing):
         for value, theirs, ours in zip(values, like(message.parts, own), own, strict=True):
             value += (theirs - ours) * ours.dtype.type(weight)
 
-    def _handle_late_message(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
+    def _handle_late_message(self, rank: int, message: GossipMessage, values: list[np.ndarray]) -> None:
         self._take(rank, message, values)

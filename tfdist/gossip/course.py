@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.gossip.mixing import Mixing
 from tfdist.local_sgd.course import Course, Courses, Progress, RoundResult, StopRequests, Turn, VariableGroup
 from tfdist.local_sgd.exchanges import Attendance, Exchanges, SingleProcessExchanges
@@ -119,7 +119,7 @@ class Gossiping(Courses):
     """
 
     def __init__(
-        self, group: Group, interval: Interval, mixing: Callable[[VariableGroup], Mixing], described: str
+        self, group: ProcessGroup, interval: Interval, mixing: Callable[[VariableGroup], Mixing], described: str
     ) -> None:
         self.described = described
         self._group, self._interval, self._mixing = group, interval, mixing

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tfdist.collectives import point_to_point
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.engine.pending import Pending
-from tfdist.gossip.messages import Message
+from tfdist.gossip.messages import GossipMessage
 
 
 class MessageChannels:
@@ -18,12 +18,12 @@ class MessageChannels:
         name: name of the optimizer, the same on all processes.
     """
 
-    def __init__(self, group: Group, name: str) -> None:
+    def __init__(self, group: ProcessGroup, name: str) -> None:
         self._group = group
         self._key = f"gossip of {name}" if group.is_world else f"gossip of {name} of {group}"  # groups share pairs
         self._expected: dict[int, Pending] = {}
 
-    def send(self, rank: int, message: Message) -> None:
+    def send(self, rank: int, message: GossipMessage) -> None:
         """Begins to send a message, without waiting for the receiver.
 
         Args:
@@ -45,7 +45,7 @@ class MessageChannels:
             plan = point_to_point.receive(1, np.dtype(np.uint8), pair.take)
             self._expected[rank] = pair.post(self._key, plan, patient=near)
 
-    def arrived(self, rank: int) -> Message | None:
+    def arrived(self, rank: int) -> GossipMessage | None:
         """Returns the next message if it has arrived, else None.
 
         Args:
@@ -60,7 +60,7 @@ class MessageChannels:
             self._group.engine.advance()
         return self.await_next(rank) if self._expected[rank].done else None
 
-    def await_next(self, rank: int, blocking: bool = False) -> Message:
+    def await_next(self, rank: int, blocking: bool = False) -> GossipMessage:
         """Waits for the next message and returns it.
 
         Args:
@@ -72,4 +72,4 @@ class MessageChannels:
         """
         self.expect(rank)
         pair = self._group.subgroup((rank, self._group.rank))
-        return Message.unpacked(pair.wait(self._expected.pop(rank), blocking))
+        return GossipMessage.unpacked(pair.wait(self._expected.pop(rank), blocking))

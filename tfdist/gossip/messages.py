@@ -11,7 +11,7 @@ import numpy as np
 _WORD = 8
 
 
-class Kind(enum.IntEnum):
+class MessageKind(enum.IntEnum):
     """The kind of a message."""
 
     WEIGHTS = 0
@@ -35,11 +35,11 @@ class Kind(enum.IntEnum):
     @property
     def is_end(self) -> bool:
         """Whether the sender sends nothing more before all processes have taken their steps."""
-        return self in (Kind.ENDED, Kind.STOPPED)
+        return self in (MessageKind.ENDED, MessageKind.STOPPED)
 
 
 @dataclass(frozen=True)
-class Message:
+class GossipMessage:
     """A message to a neighbour.
 
     Attributes:
@@ -49,7 +49,7 @@ class Message:
         parts: arrays of the message; arrays of bytes once it is received.
     """
 
-    kind: Kind
+    kind: MessageKind
     round: int = 0
     generation: int = 0
     parts: Sequence[np.ndarray] = field(default_factory=tuple)
@@ -72,7 +72,7 @@ class Message:
         return whole
 
     @classmethod
-    def unpacked(cls, whole: np.ndarray) -> Message:
+    def unpacked(cls, whole: np.ndarray) -> GossipMessage:
         """Returns the message that an array holds; its parts are views of the array.
 
         Args:
@@ -84,7 +84,7 @@ class Message:
         for size in whole[4 * _WORD : place].view(np.int64).tolist():
             parts.append(whole[place : place + size])
             place += _padded(size)
-        return cls(Kind(kind), number, generation, parts)
+        return cls(MessageKind(kind), number, generation, parts)
 
 
 def _padded(size: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tfdist.gossip.lines import MessageChannels
-from tfdist.gossip.messages import Kind, Message
+from tfdist.gossip.messages import GossipMessage, MessageKind
 from tfdist.local_sgd.course import StopRequests
 
 Arrays = Sequence[np.ndarray]
@@ -76,7 +76,7 @@ class Mixing(abc.ABC):
         Returns:
             The new weights, in arrays of their own.
         """
-        end = Kind.STOPPED if self._stops or self.wishes.own() else Kind.ENDED
+        end = MessageKind.STOPPED if self._stops or self.wishes.own() else MessageKind.ENDED
         for rank in self._neighbours:
             self._lines.send(rank, self._message(end))
         new = [np.array(value) for value in values]
@@ -85,14 +85,14 @@ class Mixing(abc.ABC):
                 self._handle_late_message(rank, message, new)
         return new
 
-    def _has_ended(self, rank: int, message: Message) -> None:
+    def _has_ended(self, rank: int, message: GossipMessage) -> None:
         """Notes that a neighbour has ended while this process takes steps."""
         self._ended.add(rank)
-        if message.kind == Kind.STOPPED:
+        if message.kind == MessageKind.STOPPED:
             self._stops = True
             self.wishes.learn(1)
 
-    def _handle_late_message(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
+    def _handle_late_message(self, rank: int, message: GossipMessage, values: list[np.ndarray]) -> None:
         """Handles what a neighbour sent before its end, after this process has ended; may change the weights."""
         return
 
@@ -104,8 +104,8 @@ class Mixing(abc.ABC):
         """
         self._generation += 1
 
-    def _message(self, kind: Kind, parts: Sequence[np.ndarray] = ()) -> Message:
-        return Message(kind, self._round, self._generation, parts)
+    def _message(self, kind: MessageKind, parts: Sequence[np.ndarray] = ()) -> GossipMessage:
+        return GossipMessage(kind, self._round, self._generation, parts)
 
 
 def added(values: Arrays, changes: Arrays) -> list[np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tfdist.gossip.lines import MessageChannels
-from tfdist.gossip.messages import Kind, Message
+from tfdist.gossip.messages import GossipMessage, MessageKind
 from tfdist.gossip.mixing import Arrays, Mixing, added, like
 from tfdist.gossip.topologies import Topology
 
@@ -52,7 +52,7 @@ class PairwiseMixing(Mixing):
         new = [np.array(value) for value in values]
         for rank in self._left:
             while rank not in self._ended and (message := self._lines.arrived(rank)) is not None:
-                if message.kind == Kind.REQUEST and rank != self._asked:
+                if message.kind == MessageKind.REQUEST and rank != self._asked:
                     self._answer(rank, message, new)
                 else:
                     self._hear(rank, message, new)
@@ -61,7 +61,7 @@ class PairwiseMixing(Mixing):
         self._round += 1
         return new
 
-    def _handle_late_message(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
+    def _handle_late_message(self, rank: int, message: GossipMessage, values: list[np.ndarray]) -> None:
         # A request counts only if it crossed this process's own. Otherwise its sender drops it when it hears that this
         # process has ended.
         self._hear(rank, message, values)
@@ -71,18 +71,18 @@ class PairwiseMixing(Mixing):
         self._asked = int(self._draws.choice(self._left, p=chances / chances.sum()))
         self._given = [value.copy() for value in values]
         self._given_at, self._given_in = self._round, self._generation
-        self._lines.send(self._asked, self._message(Kind.REQUEST, self._given))
+        self._lines.send(self._asked, self._message(MessageKind.REQUEST, self._given))
 
-    def _answer(self, rank: int, request: Message, values: list[np.ndarray]) -> None:
+    def _answer(self, rank: int, request: GossipMessage, values: list[np.ndarray]) -> None:
         if request.generation != self._generation:  # the program has since assigned values in one of the two
-            self._lines.send(rank, self._message(Kind.DECLINED))
+            self._lines.send(rank, self._message(MessageKind.DECLINED))
             return
         halves = _halves(values, like(request.parts, values))
-        self._lines.send(rank, self._message(Kind.ANSWER, halves))
+        self._lines.send(rank, self._message(MessageKind.ANSWER, halves))
         for value, half in zip(values, halves, strict=True):
             value -= half
 
-    def _hear(self, rank: int, message: Message, values: list[np.ndarray]) -> None:
+    def _hear(self, rank: int, message: GossipMessage, values: list[np.ndarray]) -> None:
         if rank == self._asked:
             self._asked = None
             if self._given_in == self._generation:
@@ -90,10 +90,10 @@ class PairwiseMixing(Mixing):
         if message.kind.is_end:
             self._has_ended(rank, message)
 
-    def _add(self, message: Message, values: list[np.ndarray]) -> None:
-        if message.kind == Kind.ANSWER:
+    def _add(self, message: GossipMessage, values: list[np.ndarray]) -> None:
+        if message.kind == MessageKind.ANSWER:
             changes = like(message.parts, values)
-        elif message.kind == Kind.REQUEST and message.generation == self._given_in:
+        elif message.kind == MessageKind.REQUEST and message.generation == self._given_in:
             changes = _halves(like(message.parts, values), self._given)
         else:
             return

@@ -8,7 +8,7 @@ import numpy as np
 
 from tfdist.gossip.encodings import Encoding
 from tfdist.gossip.lines import MessageChannels
-from tfdist.gossip.messages import Kind
+from tfdist.gossip.messages import MessageKind
 from tfdist.gossip.mixing import Arrays, Mixing, added
 from tfdist.gossip.topologies import Topology
 
@@ -68,7 +68,7 @@ class SynchronousMixing(Mixing):
         self._assigned.add(place)
 
     def _start(self, values: Arrays) -> None:
-        message = self._message(Kind.WEIGHTS, self._encoding.sent(values))
+        message = self._message(MessageKind.WEIGHTS, self._encoding.sent(values))
         for rank in self._topology.targets(*self._place, self._round):
             if rank not in self._ended:
                 self._lines.send(rank, message)

@@ -81,7 +81,7 @@ class Live(abc.ABC):
         """Returns the number of steps taken."""
 
 
-class Joined(NamedTuple):
+class JoinedRounds(NamedTuple):
     """The state that a process begins with if it joins later than others.
 
     Attributes:
@@ -127,7 +127,7 @@ class Course(abc.ABC):
     centre: MutableSequence[np.ndarray]
     turns: int
     distance: float | None = None
-    joined: Joined | None = None
+    joined: JoinedRounds | None = None
 
     def refresh(self) -> bool:
         """Takes over a newer state of another process, if there is one, as at the beginning.

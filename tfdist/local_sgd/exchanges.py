@@ -11,7 +11,7 @@ from tfdist.collectives.schedule import Plan
 from tfdist.compression import compressor
 from tfdist.compression.compressor import Compressed, Compressor
 from tfdist.engine import operations
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.engine.operations import Operation
 from tfdist.engine.pending import Pending
 from tfdist.engine.weights import weighted
@@ -70,7 +70,9 @@ class Exchanges:
         compressor: compressor of the exchanged arrays; None for no compression.
     """
 
-    def __init__(self, group: Group, name: str, names: Sequence[str], compressor: Compressor | None = None) -> None:
+    def __init__(
+        self, group: ProcessGroup, name: str, names: Sequence[str], compressor: Compressor | None = None
+    ) -> None:
         self._group = group
         self._name = name
         self._names = names

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tfdist.compression.compressor import Compressor
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.local_sgd.course import Course, Courses, Progress, RoundResult, StopRequests, Turn, VariableGroup
 from tfdist.local_sgd.exchanges import Attendance, Exchanges, PendingSum, SingleProcessExchanges
 from tfdist.local_sgd.fragments import strided
@@ -331,7 +331,7 @@ class LocalSGD(Courses):
         described: description of the strategy's arguments, which must be the same on all processes.
     """
 
-    def __init__(self, group: Group, settings: Settings, compressor: Compressor | None, described: str) -> None:
+    def __init__(self, group: ProcessGroup, settings: Settings, compressor: Compressor | None, described: str) -> None:
         self._group, self._settings = group, settings
         self.compressor = compressor
         self.described = described

@@ -298,7 +298,7 @@ def _disable_jit_if_placed(original: Callable[..., bool]) -> Callable[..., bool]
 class NotByXla(trainer.TrainerHooks):
     """Hooks that refuse compilation by XLA for models with layers in device scopes."""
 
-    def compile(self, call: trainer.ModelCall) -> None:
+    def compile(self, call: trainer.TrainerCall) -> None:
         """Refuses ``jit_compile=True``.
 
         Raises:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
 from tfdist.compression.policy import Choice, Policy, Schedule
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.engine.sums import Sums
 from tfdist.functional import Adasum
 from tfdist.optimizers.local_clipping import LocalClipping
@@ -43,7 +43,7 @@ class GradientAverager:
 
     def __init__(
         self,
-        group: Group,
+        group: ProcessGroup,
         average: bool = True,
         adaptive: bool = False,
         compression: Choice | Schedule | Policy = None,

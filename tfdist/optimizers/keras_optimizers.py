@@ -123,7 +123,7 @@ class AveragingModelHooks(trainer.TrainerHooks):
     def __init__(self, gradients: GradientAverager) -> None:
         self._gradients = gradients
 
-    def fit(self, call: trainer.ModelCall) -> None:
+    def fit(self, call: trainer.TrainerCall) -> None:
         """Warns of layers whose statistics stay local, and adds the check that weights begin equal."""
         local_layers.warn(call.model, self._gradients.group.size)
         given = call.arguments["callbacks"]
@@ -132,7 +132,7 @@ class AveragingModelHooks(trainer.TrainerHooks):
         else:
             call.arguments["callbacks"] = [*tree.flatten(given or []), InitialWeightCheck(self._gradients)]
 
-    def make_function(self, call: trainer.ModelCall) -> contextlib.AbstractContextManager[None] | None:
+    def make_function(self, call: trainer.TrainerCall) -> contextlib.AbstractContextManager[None] | None:
         """Makes XLA compile the part of Keras's own step before the averaging, but not steps of users.
 
         Keras chooses XLA by itself if there is a GPU, and does not tell whether the user did. XLA compiles no host

@@ -9,7 +9,7 @@ from typing import NamedTuple
 _NOTATION = re.compile(r"(\d+)(F|B|I|W)(\d+)")
 
 
-class Kind(enum.Enum):
+class ActionKind(enum.Enum):
     """Kinds of computing actions."""
 
     FORWARD = "F"
@@ -34,7 +34,7 @@ class Action(NamedTuple):
     """
 
     stage: int
-    kind: Kind
+    kind: ActionKind
     micro_batch: int
 
     def __str__(self) -> str:
@@ -93,4 +93,4 @@ def parse(text: str) -> Action:
             f"or W (backward of the weights), then the micro-batch; got {text!r}"
         )
     stage, kind, micro_batch = found.groups()
-    return Action(int(stage), Kind(kind), int(micro_batch))
+    return Action(int(stage), ActionKind(kind), int(micro_batch))

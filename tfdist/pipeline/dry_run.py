@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.pipeline import picture
-from tfdist.pipeline.actions import Action, Kind
+from tfdist.pipeline.actions import Action, ActionKind
 from tfdist.pipeline.table import Table
 
 
 @dataclass(frozen=True)
-class Span:
+class TimelineSpan:
     """An action with its begin and end.
 
     Attributes:
@@ -36,7 +36,7 @@ class PipelineTimeline:
         spans: actions with their times, in order, for each worker.
     """
 
-    spans: tuple[tuple[Span, ...], ...]
+    spans: tuple[tuple[TimelineSpan, ...], ...]
 
     def __str__(self) -> str:
         return picture.summary(self)
@@ -72,10 +72,10 @@ class PipelineTimeline:
         """
         now = most = 0.0
         for span in self.spans[worker]:
-            if span.action.kind is Kind.FORWARD:
+            if span.action.kind is ActionKind.FORWARD:
                 now += weight(span.action.stage)
                 most = max(most, now)
-            elif span.action.kind is not Kind.INPUTS:
+            elif span.action.kind is not ActionKind.INPUTS:
                 now -= weight(span.action.stage)
         return most
 
@@ -98,7 +98,7 @@ def dry_run(
         DeadlockError: workers wait for each other before all actions are done.
     """
     ends: dict[Action, float] = {}
-    spans: list[list[Span]] = [[] for _ in table.rows]
+    spans: list[list[TimelineSpan]] = [[] for _ in table.rows]
     free = [0.0] * len(table.rows)
     while True:
         moved = False
@@ -111,7 +111,7 @@ def dry_run(
                 ready = (ends[one] + latency * (table.workers[one.stage] != worker) for one in needs)
                 begin = max([free[worker], *ready])
                 ends[action] = free[worker] = begin + cost(action)
-                spans[worker].append(Span(worker, action, begin, ends[action]))
+                spans[worker].append(TimelineSpan(worker, action, begin, ends[action]))
                 moved = True
         if not moved:
             break

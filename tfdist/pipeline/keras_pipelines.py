@@ -27,7 +27,7 @@ from tfdist.pipeline.processes import OTHER_DATA
 from tfdist.private.keras import base_trainer, layer, saving_lib, tf_trainer, tree
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
-from tfdist.seams.trainer import ModelCall, WithPredictStep
+from tfdist.seams.trainer import TrainerCall, WithPredictStep
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import HasStages
 
@@ -77,12 +77,12 @@ class InStages(keras_hooks.ModelHooks[HasStages]):
     ability = HasStages
 
     @contextlib.contextmanager
-    def compile(self, call: ModelCall) -> Iterator[None]:
+    def compile(self, call: TrainerCall) -> Iterator[None]:
         """Places the model after compilation, if it is built."""
         yield
         _place_if_built(call.model, self.extended)
 
-    def fit(self, call: ModelCall) -> None:
+    def fit(self, call: TrainerCall) -> None:
         """Checks that micro-batches divide the batches, and places the model."""
         self.extended.check_batches(call.arguments["x"], call.arguments["batch_size"])
         _place_if_built(call.model, self.extended)
@@ -91,17 +91,17 @@ class InStages(keras_hooks.ModelHooks[HasStages]):
         """Replaces callbacks that read weights, so that the writer gets those of all processes."""
         return stage_callbacks.adapted(given, self.extended)
 
-    def evaluate(self, call: ModelCall) -> None:
+    def evaluate(self, call: TrainerCall) -> None:
         """Places the model."""
         _place_if_built(call.model, self.extended)
 
     predict = train_on_batch = test_on_batch = evaluate
 
-    def predict_on_batch(self, call: ModelCall) -> None:
+    def predict_on_batch(self, call: TrainerCall) -> None:
         """Runs the prediction in stages."""
         call.replace(lambda: _predicted(call.model, _steps(call.model, self.extended), call.arguments["x"]))
 
-    def make_function(self, call: ModelCall) -> None:
+    def make_function(self, call: TrainerCall) -> None:
         """Runs training and test steps in stages."""
         steps = _steps(call.model, self.extended)
         trains = call.arguments["step_function"].__name__ == "train_step"
@@ -110,7 +110,7 @@ class InStages(keras_hooks.ModelHooks[HasStages]):
         call.arguments["step_function"] = steps.train if trains else steps.test
         call.replace(lambda: _counted(call.inner(), self.extended) if trains else call.inner())
 
-    def make_predict_function(self, call: ModelCall) -> None:
+    def make_predict_function(self, call: TrainerCall) -> None:
         """Runs prediction steps in stages."""
         call.arguments["self"] = WithPredictStep(call.model, _steps(call.model, self.extended).predict)
         call.replace(call.inner)

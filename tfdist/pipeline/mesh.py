@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 
 
 class Mesh:
@@ -28,7 +28,7 @@ class Mesh:
         ValueError: ``data`` does not divide the number of processes.
     """
 
-    def __init__(self, group: Group, data: int) -> None:
+    def __init__(self, group: ProcessGroup, data: int) -> None:
         if data < 1 or group.size % data:
             fits = [one for one in range(1, group.size + 1) if group.size % one == 0]
             raise ValueError(

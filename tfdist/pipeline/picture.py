@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tfdist.pipeline.actions import Action, Kind
+from tfdist.pipeline.actions import Action, ActionKind
 
 if TYPE_CHECKING:
     from tfdist.pipeline.dry_run import PipelineTimeline
 
-_COLORS = {Kind.FORWARD: "blue", Kind.BACKWARD: "green", Kind.INPUTS: "cyan", Kind.WEIGHTS: "olive"}
+_COLORS = {
+    ActionKind.FORWARD: "blue",
+    ActionKind.BACKWARD: "green",
+    ActionKind.INPUTS: "cyan",
+    ActionKind.WEIGHTS: "olive",
+}
 _COLUMNS = 200
 """Largest number of columns of a text; wider ones would not be read."""
 

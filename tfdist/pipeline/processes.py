@@ -11,7 +11,7 @@ from tfdist.engine.bridge import Bridge
 from tfdist.engine.counts import CountReducer
 from tfdist.engine.edges import Edges
 from tfdist.engine.exchange import Exchange
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.private.keras import tree
 from tfdist.strategies.stopping import Stopping
 
@@ -30,7 +30,7 @@ class PipelineCollectives:
         stopping: the processes' wishes to end the steps of an epoch; by default there are none.
     """
 
-    def __init__(self, group: Group, name: str, stopping: Stopping | None = None) -> None:
+    def __init__(self, group: ProcessGroup, name: str, stopping: Stopping | None = None) -> None:
         self.size = group.size
         self.worker = group.rank
         self._group = group

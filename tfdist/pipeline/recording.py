@@ -12,13 +12,13 @@ import tensorflow as tf
 
 from tfdist.collectives.clock import clock_offset
 from tfdist.engine.exchange import Exchange
-from tfdist.engine.group import Group
-from tfdist.pipeline.actions import Action, Kind
-from tfdist.pipeline.dry_run import PipelineTimeline, Span
+from tfdist.engine.group import ProcessGroup
+from tfdist.pipeline.actions import Action, ActionKind
+from tfdist.pipeline.dry_run import PipelineTimeline, TimelineSpan
 
 KEPT = 64
 """Number of steps whose times are kept."""
-_KINDS = tuple(Kind)
+_KINDS = tuple(ActionKind)
 
 
 class Stamps:
@@ -77,7 +77,7 @@ class Recording:
             workers.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._steps: collections.deque[np.ndarray] = collections.deque(maxlen=KEPT)
 
@@ -117,7 +117,7 @@ class Recording:
         rows = Exchange(self._group).all_gather(tf.constant(own)).numpy()
         first = float(rows[:, 4].min())
         spans = [
-            Span(int(worker), Action(int(stage), _KINDS[int(kind)], int(number)), begin - first, end - first)
+            TimelineSpan(int(worker), Action(int(stage), _KINDS[int(kind)], int(number)), begin - first, end - first)
             for worker, stage, kind, number, begin, end in rows.tolist()
         ]
         spans.sort(key=lambda span: (span.begin, span.end))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 
-from tfdist.pipeline.actions import Action, Kind
+from tfdist.pipeline.actions import Action, ActionKind
 from tfdist.pipeline.table import Edge, Table
 
 
@@ -33,7 +33,11 @@ def gpipe(stages: int, micro_batches: int, edges: Collection[Edge] | None = None
         edges: edges between stages; by default from each stage to the next.
     """
     rows = [
-        [Action(stage, kind, number) for kind in (Kind.FORWARD, Kind.BACKWARD) for number in range(micro_batches)]
+        [
+            Action(stage, kind, number)
+            for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
+            for number in range(micro_batches)
+        ]
         for stage in range(stages)
     ]
     return Table(rows, stages, micro_batches, edges)
@@ -49,8 +53,8 @@ def one_forward_one_backward(stages: int, micro_batches: int, edges: Collection[
     """
     rows = []
     for stage in range(stages):
-        forward = [Action(stage, Kind.FORWARD, number) for number in range(micro_batches)]
-        backward = [Action(stage, Kind.BACKWARD, number) for number in range(micro_batches)]
+        forward = [Action(stage, ActionKind.FORWARD, number) for number in range(micro_batches)]
+        backward = [Action(stage, ActionKind.BACKWARD, number) for number in range(micro_batches)]
         rows.append(_alternating(forward, backward, stages - stage))
     return Table(rows, stages, micro_batches, edges)
 
@@ -81,9 +85,12 @@ def interleaved(stages: int, micro_batches: int, workers: int, edges: Collection
     rows = []
     for worker in range(workers):
         own = range(worker, stages, workers)
-        forward = [Action(stage, Kind.FORWARD, number) for group in groups for stage in own for number in group]
+        forward = [Action(stage, ActionKind.FORWARD, number) for group in groups for stage in own for number in group]
         backward = [
-            Action(stage, Kind.BACKWARD, number) for group in groups for stage in reversed(own) for number in group
+            Action(stage, ActionKind.BACKWARD, number)
+            for group in groups
+            for stage in reversed(own)
+            for number in group
         ]
         ahead = (2 * (workers - worker - 1) + (chunks - 1) * largest + 1) if chunks > 1 else workers - worker
         rows.append(_alternating(forward, backward, ahead))
@@ -105,7 +112,7 @@ def zero_bubble(stages: int, micro_batches: int, edges: Collection[Edge] | None 
     for stage in range(stages):
         forward, inputs, weights = (
             [Action(stage, kind, number) for number in range(micro_batches)]
-            for kind in (Kind.FORWARD, Kind.INPUTS, Kind.WEIGHTS)
+            for kind in (ActionKind.FORWARD, ActionKind.INPUTS, ActionKind.WEIGHTS)
         )
         ahead = stages - stage
         row = forward[:ahead]
@@ -128,7 +135,7 @@ def forward_only(workers: Sequence[int], micro_batches: int, edges: Collection[E
     """
     rows: list[list[Action]] = [[] for _ in range(max(workers) + 1)]
     for number, (stage, worker) in itertools.product(range(micro_batches), enumerate(workers)):
-        rows[worker].append(Action(stage, Kind.FORWARD, number))
+        rows[worker].append(Action(stage, ActionKind.FORWARD, number))
     return Table(rows, len(workers), micro_batches, edges, training=False)
 
 

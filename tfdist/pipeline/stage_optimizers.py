@@ -75,7 +75,7 @@ def _square(gradient: Any) -> tf.Tensor:
     return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)))
 
 
-class OnAllStages(keras_hooks.OptimizerHooks[HasStages]):
+class OnAllStages(keras_hooks.StrategyOptimizerHooks[HasStages]):
     """Hooks that treat gradients as finite only if they are finite on all stages."""
 
     ability = HasStages

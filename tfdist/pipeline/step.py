@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.model_parallel.model_calls import ModelCall, clear_losses, trainable_variables
 from tfdist.model_parallel.placed_gradients import placed
-from tfdist.pipeline.actions import Action, Kind, Step, Transfer, WorkerExchange
+from tfdist.pipeline.actions import Action, ActionKind, Step, Transfer, WorkerExchange
 from tfdist.pipeline.gradients import GradientSums
 from tfdist.pipeline.micro_batches import MicroBatches, logits_of
 from tfdist.pipeline.objective import Objective
@@ -51,7 +51,7 @@ class _TapeSegment:
 
 
 @dataclass
-class _Kept:
+class _KeptTensors:
     """The tensors that a forward pass keeps for the backward pass.
 
     Attributes:
@@ -116,7 +116,7 @@ class PipelinedStep:
         self._stamps = None if recording is None else recording.of_step(table.workers)
         own = [stage for stage in range(stages.count) if table.workers[stage] in self._workers]
         self._states = {stage: StageState(stages, stage, batch) for stage in own}
-        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._kept: dict[tuple[int, int], _KeptTensors] = {}
         self._results: dict[Action, dict[int, Any]] = {}
         self._arrived: dict[Transfer, list[tf.Tensor]] = {}
         self._before: dict[int, list[Any]] = {worker: [] for worker in workers}
@@ -185,10 +185,10 @@ class PipelinedStep:
     def _act(self, action: Action, taken: list[dict[int, Any]]) -> list[Any]:
         """Computes an action from results of other stages; returns what the next one has to wait for."""
         do: Callable[[Action, list[dict[int, Any]]], list[Any]] = {
-            Kind.FORWARD: self._forward,
-            Kind.BACKWARD: self._backward,
-            Kind.INPUTS: self._backward,
-            Kind.WEIGHTS: self._weights,
+            ActionKind.FORWARD: self._forward,
+            ActionKind.BACKWARD: self._backward,
+            ActionKind.INPUTS: self._backward,
+            ActionKind.WEIGHTS: self._weights,
         }[action.kind]
         made = [one for one in do(action, taken) if one is not None]
         return [] if tf.executing_eagerly() else [tf.group(*(getattr(one, "values", one) for one in made))]
@@ -225,13 +225,13 @@ class PipelinedStep:
     def _edge_keys(self, transfer: Transfer) -> tuple[int, ...]:
         """Returns the keys of the tensors that a transfer carries."""
         action, other = transfer.result_of, transfer.destination
-        if action.kind is Kind.FORWARD:
+        if action.kind is ActionKind.FORWARD:
             return self._stages.sent((action.stage, other))
         return self._stages.differentiable((other, action.stage))
 
     def _specs(self, transfer: Transfer) -> list[tf.TensorSpec]:
         keys = self._edge_keys(transfer)
-        if transfer.result_of.kind is Kind.FORWARD:
+        if transfer.result_of.kind is ActionKind.FORWARD:
             return self._stages.specs(keys)
         return [tf.TensorSpec(self._calls.tensors[key].shape, self._calls.tensors[key].dtype) for key in keys]
 
@@ -242,7 +242,7 @@ class PipelinedStep:
         for key in self._edge_keys(transfer):
             value = results[key]
             tensors.append(tf.cast(value, self._calls.tensors[key].dtype))
-            if transfer.result_of.kind is Kind.FORWARD and self._stages.has_mask(key):
+            if transfer.result_of.kind is ActionKind.FORWARD and self._stages.has_mask(key):
                 tensors.append(backend.get_keras_mask(value))
         return tensors
 
@@ -257,7 +257,7 @@ class PipelinedStep:
         found = {}
         for key in self._edge_keys(transfer):
             found[key] = tf.identity(next(tensors))
-            if action.kind is Kind.FORWARD and self._stages.has_mask(key):
+            if action.kind is ActionKind.FORWARD and self._stages.has_mask(key):
                 backend.set_keras_mask(found[key], next(tensors))
         return found
 
@@ -280,7 +280,7 @@ class PipelinedStep:
         weight = tf.cast(self._batch.weight(number), tf.float32)
         self.added_losses += [tf.cast(loss, tf.float32) * weight for loss in losses]
         if self._objective is not None:
-            self._kept[stage, number] = _Kept(begun if parts is None else values, parts)
+            self._kept[stage, number] = _KeptTensors(begun if parts is None else values, parts)
         made = [key for begin, end in self._stages.edges if begin == stage for key in self._stages.sent((begin, end))]
         self._results[action] = {key: values[key] for key in made}
         for key in made:
@@ -308,7 +308,7 @@ class PipelinedStep:
         groups = [[call] for call in calls] if self._table.is_divided else [list(calls)]
         return [self._recorded(one, values) for one in groups]
 
-    def _computed(self, stage: int, number: int) -> _Kept:
+    def _computed(self, stage: int, number: int) -> _KeptTensors:
         """Returns what the forward pass kept, after repeating it if it kept only its inputs."""
         kept = self._kept[stage, number]
         if kept.parts is None:
@@ -350,13 +350,13 @@ class PipelinedStep:
         found: list[Any] = []
         kept = self._computed(stage, number)
         assert kept.parts is not None
-        if kind is Kind.BACKWARD:
+        if kind is ActionKind.BACKWARD:
             del self._kept[stage, number]
         for place, part in reversed(list(enumerate(kept.parts))):
             made = [key for call in part.calls for key in call.outputs]
             part.upstream = {key: upstream[key] for key in made if key in upstream}
             part.of_logits = {key: of_logits[key] for key in made if of_logits.get(key) is not None}
-            variables = [] if kind is Kind.INPUTS else part.variables
+            variables = [] if kind is ActionKind.INPUTS else part.variables
             of_sources, of_variables = self._gradients(kept, part, number, part.sources, variables)
             add(dict(zip(part.sources, of_sources, strict=True)))
             found += of_sources
@@ -365,7 +365,7 @@ class PipelinedStep:
         self._results[action] = self._for_earlier_stages(stage, kept, upstream)
         return [*found, *self._results[action].values()]
 
-    def _for_earlier_stages(self, stage: int, kept: _Kept, upstream: dict[int, Any]) -> dict[int, Any]:
+    def _for_earlier_stages(self, stage: int, kept: _KeptTensors, upstream: dict[int, Any]) -> dict[int, Any]:
         found = {}
         for begin, end in self._stages.edges:
             for key in self._stages.differentiable((begin, end)) if end == stage else ():
@@ -397,7 +397,7 @@ class PipelinedStep:
         return found
 
     def _gradients(
-        self, kept: _Kept, part: _TapeSegment, number: int, sources: list[int], variables: list[Any]
+        self, kept: _KeptTensors, part: _TapeSegment, number: int, sources: list[int], variables: list[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Computes gradients of what calls took, and of variables."""
         logits = [logits_of(kept.values[key]) for key in part.of_logits]

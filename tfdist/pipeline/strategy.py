@@ -21,7 +21,7 @@ from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E4
 from tfdist.engine import calibration  # noqa: E402
 from tfdist.pipeline import cuts as model_cuts  # noqa: E402
 from tfdist.pipeline import described_variables, keras_pipelines, schedules  # noqa: E402
-from tfdist.pipeline.actions import Action, Kind  # noqa: E402
+from tfdist.pipeline.actions import Action, ActionKind  # noqa: E402
 from tfdist.pipeline.dry_run import PipelineTimeline, dry_run  # noqa: E402
 from tfdist.pipeline.extended import PipelineExtended  # noqa: E402
 from tfdist.pipeline.mesh import Mesh  # noqa: E402
@@ -219,7 +219,7 @@ def _chain(stages: int) -> list[Edge]:
 
 def _cost(action: Action) -> float:
     """Returns the cost of an action: a backward pass computes gradients of inputs and of weights, each for 1."""
-    return 2.0 if action.kind is Kind.BACKWARD else 1.0
+    return 2.0 if action.kind is ActionKind.BACKWARD else 1.0
 
 
 def _number_of_workers(schedule: Any, stages: int, mesh: Mesh, devices: int) -> int:

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from tfdist.pipeline.actions import Action, Kind, Step, Transfer, WorkerExchange, parse
+from tfdist.pipeline.actions import Action, ActionKind, Step, Transfer, WorkerExchange, parse
 
 Edge = tuple[int, int]
 """The numbers of two stages: the second one takes results of the first one."""
@@ -54,14 +54,14 @@ class Table:
     @functools.cached_property
     def is_divided(self) -> bool:
         """Whether backward passes are divided into those of inputs and those of weights."""
-        return any(action.kind is Kind.WEIGHTS for row in self.rows for action in row)
+        return any(action.kind is ActionKind.WEIGHTS for row in self.rows for action in row)
 
     @functools.cached_property
     def ends_forward_first(self) -> bool:
         """Whether the last stage makes all its forward passes before its first backward pass."""
         row = self.rows[self.workers[-1]]
         kinds = [action.kind for action in row if action.stage == self.stages - 1]
-        return all(kind is Kind.FORWARD for kind in kinds[: self.micro_batches])
+        return all(kind is ActionKind.FORWARD for kind in kinds[: self.micro_batches])
 
     def needs(self, action: Action) -> list[Action]:
         """Returns the actions whose results an action needs.
@@ -70,12 +70,12 @@ class Table:
             action: an action of the table.
         """
         stage, kind, number = action
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             return [Action(source, kind, number) for source, end in self.edges if end == stage]
-        if kind is Kind.WEIGHTS:
-            return [Action(stage, Kind.INPUTS, number)]
+        if kind is ActionKind.WEIGHTS:
+            return [Action(stage, ActionKind.INPUTS, number)]
         later = [Action(end, self._backward_of(end, number), number) for begin, end in self.edges if begin == stage]
-        return [Action(stage, Kind.FORWARD, number), *later]
+        return [Action(stage, ActionKind.FORWARD, number), *later]
 
     def steps(self, worker: int, here: Collection[int] = ()) -> list[Step]:
         """Returns a worker's actions, and its exchanges with other processes between them.
@@ -121,8 +121,8 @@ class Table:
                     found.setdefault(source, []).append(action.stage)
         return found
 
-    def _backward_of(self, stage: int, number: int) -> Kind:
-        return Kind.INPUTS if Action(stage, Kind.INPUTS, number) in self._actions else Kind.BACKWARD
+    def _backward_of(self, stage: int, number: int) -> ActionKind:
+        return ActionKind.INPUTS if Action(stage, ActionKind.INPUTS, number) in self._actions else ActionKind.BACKWARD
 
     @functools.cached_property
     def _actions(self) -> frozenset[Action]:
@@ -135,16 +135,19 @@ class Table:
                 raise ValueError(
                     f"a table for {self.stages} stages and {self.micro_batches} micro-batches has no place for {action}"
                 )
-            if not training and action.kind is not Kind.FORWARD:
+            if not training and action.kind is not ActionKind.FORWARD:
                 raise ValueError(f"a table of forward passes has no place for {action}")
         if len(places) != len(given):
             twice = next(action for action in given if given.count(action) > 1)
             raise ValueError(f"the action {twice} stands in the table more than once")
         for stage, number in itertools.product(range(self.stages), range(self.micro_batches)):
-            kinds = {kind for kind in Kind if Action(stage, kind, number) in places}
-            if Kind.FORWARD not in kinds:
-                raise ValueError(f"the action {Action(stage, Kind.FORWARD, number)} is missing from the table")
-            if training and kinds not in ({Kind.FORWARD, Kind.BACKWARD}, {Kind.FORWARD, Kind.INPUTS, Kind.WEIGHTS}):
+            kinds = {kind for kind in ActionKind if Action(stage, kind, number) in places}
+            if ActionKind.FORWARD not in kinds:
+                raise ValueError(f"the action {Action(stage, ActionKind.FORWARD, number)} is missing from the table")
+            if training and kinds not in (
+                {ActionKind.FORWARD, ActionKind.BACKWARD},
+                {ActionKind.FORWARD, ActionKind.INPUTS, ActionKind.WEIGHTS},
+            ):
                 names = ", ".join(sorted(kind.value for kind in kinds))
                 raise ValueError(
                     f"the table needs either B, or I and W, of stage {stage} and micro-batch {number}; got {names}"

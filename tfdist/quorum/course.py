@@ -14,13 +14,13 @@ import numpy as np
 
 from tfdist.compression.policy import Policy
 from tfdist.errors import MismatchError, RendezvousError
-from tfdist.local_sgd.course import Course, Courses, Joined, Progress, RoundResult, Turn, VariableGroup
+from tfdist.local_sgd.course import Course, Courses, JoinedRounds, Progress, RoundResult, Turn, VariableGroup
 from tfdist.local_sgd.intervals import Interval
 from tfdist.local_sgd.rules import Rule, restore
 from tfdist.quorum.contributions import ContributionEncoder
 from tfdist.quorum.exchange import AbortedError, MeetingExchange
 from tfdist.quorum.members import Members
-from tfdist.quorum.messages import State
+from tfdist.quorum.messages import FetchedState
 from tfdist.quorum.rates import Rates, rates_before_epoch
 
 log = logging.getLogger("tfdist")
@@ -255,8 +255,8 @@ class QuorumRounds(Course):
 
     # States.
 
-    def state(self, request: int) -> tuple[State, list[np.ndarray]]:
-        """Returns the state that another process has requested; see `tfdist.quorum.links.Source`."""
+    def state(self, request: int) -> tuple[FetchedState, list[np.ndarray]]:
+        """Returns the state that another process has requested; see `tfdist.quorum.links.StateSource`."""
         live = self._live
         with self._lock:
             centre, rule, number = list(self.centre), self._rule.state(), self._round
@@ -265,9 +265,9 @@ class QuorumRounds(Course):
             epoch, rates = self._rates.epoch, self._rates.of_epochs
         counts = len(centre), len(rule), len(own)
         step = live.step() if number else self._last.step  # all processes take all steps of the first round
-        return State(request, number, live.left(), step, counts, epoch, rates), [*centre, *rule, *own]
+        return FetchedState(request, number, live.left(), step, counts, epoch, rates), [*centre, *rule, *own]
 
-    def _newest(self) -> tuple[State, list[np.ndarray]] | None:
+    def _newest(self) -> tuple[FetchedState, list[np.ndarray]] | None:
         """Takes over the newest state from another process.
 
         Returns:
@@ -326,7 +326,7 @@ class QuorumRounds(Course):
             state, of_optimizer = found
             to_begin = self._members.epoch + 1 if self._members.is_in_epoch else state.epoch
             rates = rates_before_epoch(to_begin, state.epoch, state.rates)
-            self.joined = Joined(state.step, of_optimizer, rates, state.epoch)
+            self.joined = JoinedRounds(state.step, of_optimizer, rates, state.epoch)
             self._first = state.left if state.round else None  # all processes take the whole first round
         return found is not None
 

@@ -16,7 +16,7 @@ import numpy as np
 from tfdist.cluster.quorum_messages import Meeting
 from tfdist.errors import MismatchError
 from tfdist.quorum.members import Members
-from tfdist.quorum.messages import Piece
+from tfdist.quorum.messages import ArrayPiece
 
 PIECE_BYTES = 1 << 22
 """Maximum size of a message, so that even a slow connection shows progress."""
@@ -118,7 +118,7 @@ class MeetingExchange:
             is_left = False
             for partner, pieces in zip(self._partners, cut, strict=True):
                 if (piece := next(pieces, None)) is not None:
-                    message = Piece(self._rounds, self._attempt, self._task, kind, place)
+                    message = ArrayPiece(self._rounds, self._attempt, self._task, kind, place)
                     self._members.links.send(partner.address, message, piece)
                     is_left = True
             place += 1

@@ -20,7 +20,7 @@ import zmq
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.protocol.line import Line
 from tfdist.parameter_server.protocol.wire import InvalidMessageError, Message
-from tfdist.quorum.messages import CODEC, Fetch, Piece, State
+from tfdist.quorum.messages import CODEC, ArrayPiece, FetchedState, FetchState
 
 log = logging.getLogger("tfdist")
 
@@ -33,10 +33,10 @@ _UNKNOWN = 16
 """Maximum number of names of rounds unknown to this process for which pieces are kept."""
 
 
-class Source(Protocol):
+class StateSource(Protocol):
     """An object with a state that other processes fetch."""
 
-    def state(self, request: int) -> tuple[State, list[np.ndarray]]:
+    def state(self, request: int) -> tuple[FetchedState, list[np.ndarray]]:
         """Returns the answer to a request; called on the thread of `Links`.
 
         Args:
@@ -70,7 +70,7 @@ class Links:
         self._sending = threading.Lock()
         self._numbers = itertools.count()
         self._sources: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-        self._pieces: dict[str, dict[int, list[tuple[Piece, np.ndarray]]]] = {}
+        self._pieces: dict[str, dict[int, list[tuple[ArrayPiece, np.ndarray]]]] = {}
         self._refused = 0
         self._closing = threading.Event()
         arguments = weakref.ref(self), self._lines, self._closing
@@ -78,7 +78,7 @@ class Links:
         self._thread.start()
         weakref.finalize(self, self._closing.set).atexit = False
 
-    def offer(self, rounds: str, source: Source) -> None:
+    def offer(self, rounds: str, source: StateSource) -> None:
         """Answers requests for the state of rounds from now on.
 
         Args:
@@ -94,7 +94,7 @@ class Links:
 
         Args:
             address: ``host:port`` of the receiver.
-            message: a `Piece`.
+            message: an `ArrayPiece`.
             array: contents of the piece, which must not change any more.
         """
         with self._sending:
@@ -116,7 +116,7 @@ class Links:
 
     def fetch(
         self, address: str, rounds: str, seconds: float, failure: Callable[[], BaseException | None]
-    ) -> tuple[State, list[np.ndarray]] | None:
+    ) -> tuple[FetchedState, list[np.ndarray]] | None:
         """Fetches a state from another process.
 
         Args:
@@ -131,7 +131,7 @@ class Links:
         Raises:
             BaseException: the error that ``failure`` returned.
         """
-        request = Fetch(next(self._numbers), rounds)
+        request = FetchState(next(self._numbers), rounds)
         end = time.monotonic() + seconds
         line = self._lines.connect(address)
         try:
@@ -141,7 +141,7 @@ class Links:
                     raise error
                 if line.poll(_LOOK_SECONDS):
                     message, arrays = CODEC.decode(line.receive())
-                    if isinstance(message, State) and message.id == request.id:
+                    if isinstance(message, FetchedState) and message.id == request.id:
                         return None if message.round < 0 else (message, [np.array(array) for array in arrays])
         except InvalidMessageError as error:
             log.warning("tfdist: the task at %s sent an invalid state: %s", address, error)
@@ -151,7 +151,7 @@ class Links:
 
     # Receiving.
 
-    def pieces(self, rounds: str, attempt: int) -> list[tuple[Piece, np.ndarray]]:
+    def pieces(self, rounds: str, attempt: int) -> list[tuple[ArrayPiece, np.ndarray]]:
         """Returns the pieces of a meeting that have arrived so far, and forgets those of earlier meetings.
 
         The caller holds ``arrived``.
@@ -182,25 +182,25 @@ class Links:
                 log.warning("tfdist: task %d ignores an invalid message: %s", self._task, error)
             self._refused += 1
             return
-        if isinstance(message, Piece) and len(arrays) == 1 and self._may_be_known(message.rounds):
+        if isinstance(message, ArrayPiece) and len(arrays) == 1 and self._may_be_known(message.rounds):
             with self.arrived:
                 of_rounds = self._pieces.setdefault(message.rounds, {})
                 of_rounds.setdefault(message.attempt, []).append((message, arrays[0]))
                 self.arrived.notify_all()
-        elif isinstance(message, Fetch):
+        elif isinstance(message, FetchState):
             self._answer(peer, message)
 
     def _may_be_known(self, rounds: str) -> bool:
         """Returns whether to keep pieces of rounds. Only a few names whose state is not offered here are accepted."""
         return rounds in self._sources or rounds in self._pieces or len(self._pieces) < len(self._sources) + _UNKNOWN
 
-    def _answer(self, peer: bytes, message: Fetch) -> None:
+    def _answer(self, peer: bytes, message: FetchState) -> None:
         source = self._sources.get(message.rounds)
         try:
-            state, arrays = (State(message.id, -1), []) if source is None else source.state(message.id)
+            state, arrays = (FetchedState(message.id, -1), []) if source is None else source.state(message.id)
         except Exception as error:  # the other process then asks elsewhere
             log.warning("tfdist: task %d could not send its state of %s: %s", self._task, message.rounds, error)
-            state, arrays = State(message.id, -1), []
+            state, arrays = FetchedState(message.id, -1), []
         self._lines.answering.answer(peer, CODEC.encode(state, arrays))
         self.bytes_sent += sum(array.nbytes for array in arrays)
 

@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 
 from tfdist.cluster import quorum_messages as messages
-from tfdist.cluster.channel import RefusedError, RequestTimeoutError
+from tfdist.cluster.channel import RequestRefusedError, RequestTimeoutError
 from tfdist.cluster.control import Control
-from tfdist.cluster.message import Message
-from tfdist.cluster.quorum_messages import Enlisted, Meeting, Outcome, Partner
+from tfdist.cluster.message import RendezvousMessage
+from tfdist.cluster.quorum_messages import Enlisted, Meeting, MeetingOutcome, Partner
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import MismatchError, RendezvousError, TfdistError
-from tfdist.quorum.links import Links, Source
-from tfdist.quorum.messages import State
+from tfdist.quorum.links import Links, StateSource
+from tfdist.quorum.messages import FetchedState
 
 log = logging.getLogger("tfdist")
 
@@ -65,11 +65,11 @@ class Members(Protocol):
         """Whether other processes have reached a later epoch of this `fit`."""
         return self.others > self.epoch
 
-    def offer(self, rounds: str, source: Source) -> None:
+    def offer(self, rounds: str, source: StateSource) -> None:
         """Lets other processes fetch the state of rounds from now on; see `tfdist.quorum.links.Links.offer`."""
         ...
 
-    def fetch(self, address: str, rounds: str) -> tuple[State, list[np.ndarray]] | None:
+    def fetch(self, address: str, rounds: str) -> tuple[FetchedState, list[np.ndarray]] | None:
         """Fetches the state of rounds from another process; see `tfdist.quorum.links.Links.fetch`."""
         ...
 
@@ -78,19 +78,19 @@ class Members(Protocol):
         ...
 
     def ready(self, rounds: str, round: int, samples: int, ends: bool, checksum: int) -> Meeting:
-        """Waits for a round to begin; see `tfdist.cluster.quorum_messages.Ready`."""
+        """Waits for a round to begin; see `tfdist.cluster.quorum_messages.ReadyForRound`."""
         ...
 
     def replace(self, rounds: str) -> int:
-        """Makes this process's state that of all processes; see `tfdist.cluster.quorum_messages.Replace`."""
+        """Makes this process's state that of all processes; see `tfdist.cluster.quorum_messages.ReplaceState`."""
         ...
 
-    def have(self, rounds: str, attempt: int) -> Outcome:
-        """Waits for a meeting to end; see `tfdist.cluster.quorum_messages.Have`."""
+    def have(self, rounds: str, attempt: int) -> MeetingOutcome:
+        """Waits for a meeting to end; see `tfdist.cluster.quorum_messages.ContributionsReceived`."""
         ...
 
     def lacks(self, rounds: str, attempt: int, tasks: list[int]) -> None:
-        """Reports partners that have sent nothing; see `tfdist.cluster.quorum_messages.Lack`."""
+        """Reports partners that have sent nothing; see `tfdist.cluster.quorum_messages.ContributionsMissing`."""
         ...
 
     def is_aborted(self, rounds: str, attempt: int) -> bool:
@@ -98,15 +98,15 @@ class Members(Protocol):
         ...
 
     def epoch_of(self, fit: int) -> int:
-        """Returns the epoch at which a call of `fit` begins; see `tfdist.cluster.quorum_messages.Where`."""
+        """Returns the epoch at which a call of `fit` begins; see `tfdist.cluster.quorum_messages.AskFirstEpoch`."""
         ...
 
     def reach(self, fit: int, epoch: int) -> None:
-        """Reports that this process has reached an epoch; see `tfdist.cluster.quorum_messages.Epoch`."""
+        """Reports that this process has reached an epoch; see `tfdist.cluster.quorum_messages.EpochReached`."""
         ...
 
     def linger(self, fit: int, rounds: tuple[str, ...]) -> None:
-        """Waits until others have this process's state; see `tfdist.cluster.quorum_messages.Linger`."""
+        """Waits until others have this process's state; see `tfdist.cluster.quorum_messages.FitEnded`."""
         ...
 
 
@@ -161,15 +161,15 @@ class ClusterMembers(Members):
         """The error that has ended the job, or that of this process's last request."""
         return self._control.failure or self._error
 
-    def offer(self, rounds: str, source: Source) -> None:
+    def offer(self, rounds: str, source: StateSource) -> None:
         """Offers a state to the other tasks; see `Members`."""
         self.links.offer(rounds, source)
 
-    def fetch(self, address: str, rounds: str) -> tuple[State, list[np.ndarray]] | None:
+    def fetch(self, address: str, rounds: str) -> tuple[FetchedState, list[np.ndarray]] | None:
         """Fetches a state from another task; see `Members`."""
         return self.links.fetch(address, rounds, self.grace + _FETCH_SECONDS, lambda: self._control.failure)
 
-    def _note(self, aborted: messages.Aborted) -> None:
+    def _note(self, aborted: messages.MeetingAborted) -> None:
         self._aborted[aborted.rounds] = aborted.attempt
         with self.links.arrived:
             self.links.arrived.notify_all()
@@ -188,7 +188,9 @@ class ClusterMembers(Members):
         """Waits for a round to begin; see `Members`."""
         what = f"a quorum of {self._quorum} task(s) for round {round} of {rounds}"
         meeting = self._ask(
-            lambda request: messages.Ready(request, rounds, round, samples, ends, self.fit, checksum), Meeting, what
+            lambda request: messages.ReadyForRound(request, rounds, round, samples, ends, self.fit, checksum),
+            Meeting,
+            what,
         )
         self.others = meeting.epoch
         self.links.keep([partner.address for partner in meeting.partners])
@@ -196,19 +198,19 @@ class ClusterMembers(Members):
 
     def replace(self, rounds: str) -> int:
         """Makes this task's state that of all tasks; see `Members`."""
-        return int(self._control.request(lambda request: messages.Replace(request, rounds)))
+        return int(self._control.request(lambda request: messages.ReplaceState(request, rounds)))
 
-    def have(self, rounds: str, attempt: int) -> Outcome:
+    def have(self, rounds: str, attempt: int) -> MeetingOutcome:
         """Waits for the outcome of a meeting; see `Members`."""
         what = f"the other tasks to receive all of {rounds}"
-        return self._ask(lambda request: messages.Have(request, rounds, attempt), Outcome, what)
+        return self._ask(lambda request: messages.ContributionsReceived(request, rounds, attempt), MeetingOutcome, what)
 
     def lacks(self, rounds: str, attempt: int, tasks: list[int]) -> None:
         """Reports silent partners, with a warning; see `Members`."""
         log.warning(
             "tfdist: nothing comes from task(s) %s in a round of %s; the round goes on without them.", tasks, rounds
         )
-        self._control.send(messages.Lack(rounds, attempt, tuple(tasks)))
+        self._control.send(messages.ContributionsMissing(rounds, attempt, tuple(tasks)))
 
     def is_aborted(self, rounds: str, attempt: int) -> bool:
         """Returns whether a meeting is aborted; see `Members`."""
@@ -218,18 +220,18 @@ class ClusterMembers(Members):
 
     def epoch_of(self, fit: int) -> int:
         """Asks for the epoch at which a `fit` begins; see `Members`."""
-        return int(self._control.request(lambda request: messages.Where(request, fit)))
+        return int(self._control.request(lambda request: messages.AskFirstEpoch(request, fit)))
 
     def reach(self, fit: int, epoch: int) -> None:
         """Reports that this task has reached an epoch; see `Members`."""
-        self._control.send(messages.Epoch(fit, epoch))
+        self._control.send(messages.EpochReached(fit, epoch))
 
     def linger(self, fit: int, rounds: tuple[str, ...]) -> None:
         """Waits until others have this task's state; see `Members`."""
         with contextlib.suppress(RequestTimeoutError):  # if the grace period is longer than all other waits
-            self._control.request(lambda request: messages.Linger(request, fit, rounds))
+            self._control.request(lambda request: messages.FitEnded(request, fit, rounds))
 
-    def _ask(self, make: Callable[[int], Message], kind: type[T], what: str) -> T:
+    def _ask(self, make: Callable[[int], RendezvousMessage], kind: type[T], what: str) -> T:
         told = 0.0
 
         def late(seconds: float) -> None:
@@ -246,7 +248,7 @@ class ClusterMembers(Members):
                 f"task {self.task} has waited for {what} for {self._timeouts.start:g} s. Start the tasks that are "
                 "missing, make the strategy with a smaller quorum=, or raise TFDIST_START_TIMEOUT."
             )
-        except RefusedError as error:
+        except RequestRefusedError as error:
             self._error = MismatchError(str(error))
         assert self._error is not None
         raise self._error
@@ -271,10 +273,10 @@ class SingleProcessMembers(Members):
         """None, because nothing can fail."""
         return None
 
-    def offer(self, rounds: str, source: Source) -> None:
+    def offer(self, rounds: str, source: StateSource) -> None:
         """Does nothing, because no other process asks."""
 
-    def fetch(self, address: str, rounds: str) -> tuple[State, list[np.ndarray]] | None:
+    def fetch(self, address: str, rounds: str) -> tuple[FetchedState, list[np.ndarray]] | None:
         """Returns None, because there are no other processes."""
         return None
 
@@ -290,9 +292,9 @@ class SingleProcessMembers(Members):
         """Returns round 0, because no other process has a state."""
         return 0
 
-    def have(self, rounds: str, attempt: int) -> Outcome:
+    def have(self, rounds: str, attempt: int) -> MeetingOutcome:
         """Returns that the meeting counts."""
-        return Outcome(True)
+        return MeetingOutcome(True)
 
     def lacks(self, rounds: str, attempt: int, tasks: list[int]) -> None:
         """Does nothing, because there are no partners."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tfdist.parameter_server.protocol.wire import Codec, Message
 
 
-class Fetch(Message, frozen=True):
+class FetchState(Message, frozen=True):
     """A request for a state.
 
     Attributes:
@@ -17,8 +17,8 @@ class Fetch(Message, frozen=True):
     rounds: str
 
 
-class State(Message, frozen=True):
-    """The answer to `Fetch`.
+class FetchedState(Message, frozen=True):
+    """The answer to `FetchState`.
 
     Its arrays are the common values, the state of the outer optimizer, and that of the inner one.
 
@@ -41,7 +41,7 @@ class State(Message, frozen=True):
     rates: tuple[tuple[float, ...], ...] = ()
 
 
-class Piece(Message, frozen=True):
+class ArrayPiece(Message, frozen=True):
     """A piece of an array that a meeting exchanges.
 
     Attributes:
@@ -59,4 +59,4 @@ class Piece(Message, frozen=True):
     place: int
 
 
-CODEC = Codec(Fetch | State | Piece)
+CODEC = Codec(FetchState | FetchedState | ArrayPiece)

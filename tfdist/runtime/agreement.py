@@ -108,8 +108,8 @@ class _OptionsWaiter:
         self.event.set()
 
 
-def _get(task: int, wait: bool, id: int) -> messages.Get:
-    return messages.Get(id, _key(task), wait)
+def _get(task: int, wait: bool, id: int) -> messages.GetValue:
+    return messages.GetValue(id, _key(task), wait)
 
 
 def _key(task: int) -> str:

@@ -21,7 +21,7 @@ from tfdist.comm import mpi_library
 from tfdist.engine import timeline
 from tfdist.engine.engine import Engine
 from tfdist.errors import MismatchError, PeerLostError, TfdistError
-from tfdist.runtime.membership import LEAVE_SECONDS, Membership, Started
+from tfdist.runtime.membership import LEAVE_SECONDS, Membership, StartedMPI
 
 log = logging.getLogger("tfdist")
 
@@ -111,7 +111,7 @@ def _leave_without_mpi(membership: Membership, reason: str | None) -> None:
 
 
 def _leave_with_mpi(
-    membership: Membership, started: Started, engine: Engine, watchdog: _Watchdog, reason: str | None
+    membership: Membership, started: StartedMPI, engine: Engine, watchdog: _Watchdog, reason: str | None
 ) -> None:
     """Waits until the other ranks' scripts have ended too, and finalizes MPI with them."""
     control = membership.control

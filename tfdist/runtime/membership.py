@@ -28,7 +28,7 @@ LEAVE_SECONDS = 5.0
 
 
 @dataclass
-class Started:
+class StartedMPI:
     """The MPI that has been started for a job.
 
     Attributes:
@@ -62,7 +62,7 @@ class Membership:
         self.cluster = cluster
         self.control = control
         self.server = server
-        self.started: Started | None = None
+        self.started: StartedMPI | None = None
         self.engine: Engine | None = None
         self.is_closed = False
 

@@ -14,7 +14,7 @@ from tfdist.errors import RendezvousError, TfdistError
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.server.follower import Follower
 from tfdist.parameter_server.server.log import ReplicationLog
-from tfdist.parameter_server.server.server import Server
+from tfdist.parameter_server.server.server import ParameterServer
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.runtime.server_address import address_of
 from tfdist.runtime.server_state import ServerStateFactory
@@ -60,7 +60,7 @@ class Host:
         self._lock = threading.Lock()
         self._absent: set[int] = set()
         self._is_over = False
-        self._running: Server | Follower | None = None
+        self._running: ParameterServer | Follower | None = None
         self._has_follower = False
 
     def run(self, keys: Keys | None, timeouts: Timeouts) -> None:
@@ -103,7 +103,7 @@ class Host:
         """Tells the server that a task is there; if it is the other task of this server, invites it to follow."""
         with self._lock:
             self._absent.discard(task)
-            if isinstance(self._running, Server):
+            if isinstance(self._running, ParameterServer):
                 self._running.came(task)
                 if task == self._other:
                     self._invite()
@@ -113,7 +113,7 @@ class Host:
         with self._lock:
             self._absent.add(task)
             self._has_follower = self._has_follower and task != self._other
-            if isinstance(self._running, Server):
+            if isinstance(self._running, ParameterServer):
                 self._running.lost(task)
                 if task == self._other:
                     self._running.followed(None)
@@ -124,7 +124,7 @@ class Host:
         """Stops waiting for a worker that has ended."""
         with self._lock:
             self._absent.add(task)
-            if isinstance(self._running, Server):
+            if isinstance(self._running, ParameterServer):
                 self._running.lost(task)
 
     def over(self) -> None:
@@ -183,7 +183,7 @@ class Host:
 
     def _lead(self, shards: Shards, follower: ReplicationLog, keys: Keys | None) -> None:
         address = self._tasks[self._control.task].address if self._is_first else f"{self._own_host()}:0"
-        server = Server(shards, address, keys, follower)
+        server = ParameterServer(shards, address, keys, follower)
         self._template.tell = server.tell
         if self._has_follower:
             server.copy()
@@ -198,7 +198,7 @@ class Host:
         self._control.publish(address_of(self._server), server.address)
         server.run()
 
-    def _begin(self, running: Server | Follower) -> None:
+    def _begin(self, running: ParameterServer | Follower) -> None:
         """Makes a server or follower the receiver of events from now on."""
         with self._lock:
             self._running = running
@@ -211,7 +211,7 @@ class Host:
             return
         self._has_follower = True
         server = self._running
-        assert isinstance(server, Server)
+        assert isinstance(server, ParameterServer)
 
         def follow(address: str) -> None:
             if address:

@@ -22,7 +22,7 @@ from tfdist.comm.mpi import MPICommunicator, simulates_hosts
 from tfdist.comm.probe import CELLS_VARIABLE, Probe, Sharing, decide, ptrace_is_free
 from tfdist.errors import MPIUnavailableError, RendezvousError, TfdistError
 from tfdist.runtime import membership
-from tfdist.runtime.membership import Membership, Started
+from tfdist.runtime.membership import Membership, StartedMPI
 
 log = logging.getLogger("tfdist")
 
@@ -65,7 +65,7 @@ def among_tasks(member: Membership, timeouts: Timeouts) -> None:
         member.abandon(error)
         raise
     segments.unlink_own()
-    member.started = Started(module, communicator, members, manager)
+    member.started = StartedMPI(module, communicator, members, manager)
 
 
 def under_launcher(timeouts: Timeouts) -> Membership:
@@ -112,7 +112,7 @@ def under_launcher(timeouts: Timeouts) -> Membership:
     communicator = MPICommunicator(comm, probe.arena, probe.neighbours, sharing.arenas)
     _refuse_false_neighbours(module, communicator, sharing)
     launched = Membership(None, control, server)
-    launched.started = Started(module, communicator, members, None)
+    launched.started = StartedMPI(module, communicator, members, None)
     return launched
 
 

@@ -20,7 +20,7 @@ from tfdist.collectives.clock import clock_offset
 from tfdist.comm.local import LocalWorld
 from tfdist.engine import timeline
 from tfdist.engine.engine import Engine
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.errors import ClusterSpecError
 from tfdist.notices import notice
 from tfdist.runtime import job, start
@@ -52,7 +52,7 @@ class World:
     role: str = "chief"
 
     @property
-    def group(self) -> Group:
+    def group(self) -> ProcessGroup:
         """Group of all processes that train together.
 
         Raises:
@@ -63,7 +63,7 @@ class World:
                 f"this task is of the job {self.role!r}: it has no rank and takes no part in collectives. Call them in "
                 "training tasks only: `if tfdist.rank() >= 0:`."
             )
-        return Group(self.engine)
+        return ProcessGroup(self.engine)
 
     def all_gather(self, name: str, value: Any) -> list[Any]:
         """Returns every process's value, by rank. Uses the rendezvous, so that no collective is needed.

@@ -18,7 +18,7 @@ from tfdist.seams.registry import Function, replace
 Context = contextlib.AbstractContextManager[Any] | None
 
 
-class Call:
+class MethodCall:
     """A call of a method of Keras.
 
     Args:
@@ -104,7 +104,7 @@ class HookPoints(Generic[H]):
         self,
         base: type[H],
         places: Mapping[str, Sequence[tuple[type, str]]],
-        call: type[Call] = Call,
+        call: type[MethodCall] = MethodCall,
         wrappers: Mapping[str, Callable[[Function], Function]] | None = None,
     ) -> None:
         self.kinds: list[type[H]] = []

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.private.keras import base_optimizer
-from tfdist.seams.hooks import Call, Context, HookPoints, Hooks
+from tfdist.seams.hooks import Context, HookPoints, Hooks, MethodCall
 from tfdist.seams.registry import Function
 
 
@@ -37,7 +37,7 @@ class Update:
         self.is_summed = False
 
 
-class OptimizerCall(Call):
+class OptimizerCall(MethodCall):
     """A call of a method of an optimizer."""
 
     @property

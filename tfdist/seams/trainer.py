@@ -8,10 +8,10 @@ from typing import Any
 import keras
 
 from tfdist.private.keras import base_trainer, tf_trainer
-from tfdist.seams.hooks import Call, Context, HookPoints, Hooks
+from tfdist.seams.hooks import Context, HookPoints, Hooks, MethodCall
 
 
-class ModelCall(Call):
+class TrainerCall(MethodCall):
     """A call of a method of a model."""
 
     @property
@@ -32,10 +32,10 @@ class TrainerHooks(Hooks):
     return a context in which the call runs.
     """
 
-    def compile(self, call: ModelCall) -> Context:
+    def compile(self, call: TrainerCall) -> Context:
         """Runs at `keras.Model.compile`."""
 
-    def fit(self, call: ModelCall) -> Context:
+    def fit(self, call: TrainerCall) -> Context:
         """Runs at `keras.Model.fit`."""
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
@@ -47,40 +47,40 @@ class TrainerHooks(Hooks):
         """
         return given
 
-    def evaluate(self, call: ModelCall) -> Context:
+    def evaluate(self, call: TrainerCall) -> Context:
         """Runs at `keras.Model.evaluate`, which `fit` calls, too."""
 
-    def predict(self, call: ModelCall) -> Context:
+    def predict(self, call: TrainerCall) -> Context:
         """Runs at `keras.Model.predict`."""
 
-    def train_on_batch(self, call: ModelCall) -> Context:
+    def train_on_batch(self, call: TrainerCall) -> Context:
         """Runs at `keras.Model.train_on_batch`."""
 
-    def test_on_batch(self, call: ModelCall) -> Context:
+    def test_on_batch(self, call: TrainerCall) -> Context:
         """Runs at `keras.Model.test_on_batch`."""
 
-    def predict_on_batch(self, call: ModelCall) -> Context:
+    def predict_on_batch(self, call: TrainerCall) -> Context:
         """Runs at `keras.Model.predict_on_batch`."""
 
-    def symbolic_build(self, call: ModelCall) -> Context:
+    def symbolic_build(self, call: TrainerCall) -> Context:
         """Runs where a model may be built from ``data_batch``, or from a batch that is drawn from ``iterator``."""
 
-    def make_function(self, call: ModelCall) -> Context:
+    def make_function(self, call: TrainerCall) -> Context:
         """Runs where the function of ``step_function`` (`train_step` or `test_step`) is made."""
 
-    def make_predict_function(self, call: ModelCall) -> Context:
+    def make_predict_function(self, call: TrainerCall) -> Context:
         """Runs where the function of `predict_step` is made, if there is none yet, or with ``force``."""
 
-    def epoch_logs(self, call: ModelCall) -> Context:
+    def epoch_logs(self, call: TrainerCall) -> Context:
         """Runs where an epoch's logs are made from ``logs`` of the last step, before validation and callbacks."""
 
-    def save(self, call: ModelCall) -> Context:
+    def save(self, call: TrainerCall) -> Context:
         """Runs at `keras.Model.save`."""
 
-    def save_weights(self, call: ModelCall) -> Context:
+    def save_weights(self, call: TrainerCall) -> Context:
         """Runs at `keras.Model.save_weights`."""
 
-    def export(self, call: ModelCall) -> Context:
+    def export(self, call: TrainerCall) -> Context:
         """Runs at `keras.Model.export`."""
 
 
@@ -103,7 +103,7 @@ points = HookPoints(
         "save_weights": [(keras.Model, "save_weights")],
         "export": [(keras.Model, "export")],
     },
-    call=ModelCall,
+    call=TrainerCall,
 )
 
 

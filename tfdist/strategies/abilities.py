@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tfdist.compression.compressor import Compressor
     from tfdist.engine.bridge import Bridge
     from tfdist.engine.exchange import Exchange
-    from tfdist.engine.group import Group
+    from tfdist.engine.group import ProcessGroup
     from tfdist.parameter_server.dealing.epochs import SharedEpochs
     from tfdist.parameter_server.dealing.plan import Plan
     from tfdist.parameter_server.dealing.stream_reader import Stream
@@ -162,7 +162,7 @@ class DataParallel(Ability, abc.ABC):
         broadcasts_loaded_weights: whether the caller is inside `reading_for_all`.
     """
 
-    group: Group
+    group: ProcessGroup
     bridge: Bridge
     exchange: Exchange
     stopping: Stopping

@@ -34,7 +34,7 @@ class ModelHooks(_OfAbility[A], trainer.TrainerHooks):
     """The hooks of a model that was made under a strategy with an ability."""
 
 
-class OptimizerHooks(_OfAbility[A], optimizer.OptimizerHooks):
+class StrategyOptimizerHooks(_OfAbility[A], optimizer.OptimizerHooks):
     """The hooks of any optimizer that a replica uses, whose strategy has an ability."""
 
 
@@ -47,7 +47,7 @@ def add(*kinds: type[ModelHooks[Any]]) -> None:
     trainer.points.provide(kinds, lambda model: _made(current_strategy.of_model(model, Ability), kinds))
 
 
-def add_for_optimizers(*kinds: type[OptimizerHooks[Any]]) -> None:
+def add_for_optimizers(*kinds: type[StrategyOptimizerHooks[Any]]) -> None:
     """Adds hooks for optimizers, and installs the seams that they need.
 
     Args:

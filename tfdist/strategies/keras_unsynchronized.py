@@ -51,7 +51,7 @@ def warn_in_fit() -> None:
 class Unsynchronized(trainer.TrainerHooks):
     """The hooks of a model that was made under no strategy."""
 
-    def fit(self, call: trainer.ModelCall) -> None:
+    def fit(self, call: trainer.TrainerCall) -> None:
         """Warns if nothing synchronizes the processes."""
         if not any(synchronizes(call.model) for synchronizes in _synchronized):
             has_own_step = type(call.model).train_step is not tf_trainer.TensorFlowTrainer.train_step

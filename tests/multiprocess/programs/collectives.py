@@ -18,7 +18,7 @@ from tfdist.collectives.barrier import barrier
 from tfdist.collectives.broadcast import broadcast
 from tfdist.collectives.reduce_scatter import reduce_scatter
 from tfdist.collectives.schedule import partition
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.runtime import world
 
 entered = world.enter(discovery.discover(None), Timeouts.from_environment())
@@ -103,7 +103,12 @@ def in_the_librarys_order():
 def groups():
     """Groups that overlap sum under one key, of other lengths, at the same time; every algorithm that can."""
     members = tuple(r for r in range(size) if r % 2 == rank % 2)
-    own = [Group(engine), Group(engine, members), Group(engine, (rank,)), Group(engine, tuple(reversed(range(size))))]
+    own = [
+        ProcessGroup(engine),
+        ProcessGroup(engine, members),
+        ProcessGroup(engine, (rank,)),
+        ProcessGroup(engine, tuple(reversed(range(size)))),
+    ]
     for name in sorted(set(ALGORITHMS) - {"mpi"}):
         posted = []
         for place in np.random.default_rng(rank).permutation(len(own)):

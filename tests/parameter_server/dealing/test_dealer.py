@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tfdist.parameter_server.dealing.dealer import Batch, Dealer, DealerError, Over, Wait
+from tfdist.parameter_server.dealing.dealer import Batch, Dealer, DealerError, EpochOver, WaitForBatch
 from tfdist.parameter_server.dealing.plan import Plan
 
 FIRST = (0, 0)
@@ -29,7 +29,7 @@ def finish(dealer, worker, epoch):
     while isinstance(batch := dealer.take(worker, epoch), Batch):
         dealer.commit(worker, batch.ticket)
         places.append(place(batch))
-    assert batch == Over()
+    assert batch == EpochOver()
     return places
 
 
@@ -41,9 +41,9 @@ def test_epoch_ends_after_all_batches_are_committed():
     dealer = dealer_of(2, samples=2, batch_size=1)
     mine, other = dealer.take(0, FIRST), dealer.take(1, FIRST)
     dealer.commit(0, mine.ticket)
-    assert dealer.take(0, FIRST) == Wait()
+    assert dealer.take(0, FIRST) == WaitForBatch()
     dealer.commit(1, other.ticket)
-    assert dealer.take(0, FIRST) == dealer.take(1, FIRST) == Over()
+    assert dealer.take(0, FIRST) == dealer.take(1, FIRST) == EpochOver()
 
 
 def test_batches_of_a_lost_worker_are_dealt_again():
@@ -66,9 +66,9 @@ def test_late_push_of_a_lost_worker_is_rejected():
     dealer.begin(1, FIRST, 1, 1, 7)
     again = dealer.take(1, FIRST)
     assert not dealer.may_commit(1, late.ticket), "not even now that it has the same batch again"
-    assert dealer.take(0, FIRST) == Wait(), "the late push has committed nothing"
+    assert dealer.take(0, FIRST) == WaitForBatch(), "the late push has committed nothing"
     dealer.commit(1, again.ticket)
-    assert dealer.take(0, FIRST) == Over()
+    assert dealer.take(0, FIRST) == EpochOver()
 
 
 def test_ticket_of_another_worker_is_rejected():
@@ -98,7 +98,7 @@ def test_repeated_push_of_a_lost_worker_is_recognized():
 def test_worker_holds_at_most_limit_batches():
     dealer = dealer_of(2, limit=2)
     first, second = dealer.take(0, FIRST), dealer.take(0, FIRST)
-    assert dealer.take(0, FIRST) == Wait()
+    assert dealer.take(0, FIRST) == WaitForBatch()
     assert isinstance(dealer.take(1, FIRST), Batch)
     dealer.commit(0, second.ticket)  # in any order
     assert isinstance(dealer.take(0, FIRST), Batch)
@@ -111,10 +111,10 @@ def test_a_request_that_comes_twice_gets_one_batch():
     assert dealer.take(0, FIRST, request=4) == first
     second = dealer.take(0, FIRST, request=5)
     assert place(second) == (3, 6)
-    assert dealer.take(0, FIRST, request=4) == Wait(), "a late copy"
+    assert dealer.take(0, FIRST, request=4) == WaitForBatch(), "a late copy"
     dealer.commit(0, first.ticket)
     dealer.commit(0, second.ticket)
-    assert dealer.take(0, FIRST, request=5) == Wait(), "a late copy of a request whose batch is committed"
+    assert dealer.take(0, FIRST, request=5) == WaitForBatch(), "a late copy of a request whose batch is committed"
     assert finish(dealer, 0, FIRST) == [(6, 9), (9, 10)]
 
 
@@ -129,7 +129,7 @@ def test_requests_of_a_worker_that_comes_back_are_numbered_anew():
 def test_a_request_that_had_to_wait_gets_a_batch_later():
     dealer = dealer_of(2, samples=1, batch_size=1)
     dealer.take(1, FIRST, request=0)
-    assert dealer.take(0, FIRST, request=0) == Wait()
+    assert dealer.take(0, FIRST, request=0) == WaitForBatch()
     dealer.lost(1)
     assert place(dealer.take(0, FIRST, request=0)) == (0, 1)
 
@@ -195,7 +195,7 @@ def test_epoch_that_all_workers_left_is_over():
     dealer.begin(0, (0, 1), 10, 3, 7)
     dealer.leave(1)
     dealer.begin(2, FIRST, 10, 3, 7)
-    assert dealer.take(2, FIRST) == Over()
+    assert dealer.take(2, FIRST) == EpochOver()
     assert dealer.state()["epochs"][0]["epoch"] == [0, 1], "and forgotten"
     assert len(dealer.state()["epochs"]) == 1
 
@@ -216,7 +216,7 @@ def test_restarted_worker_skips_finished_epochs():
     dealer.begin(0, (0, 5), 10, 3, 7)  # initial_epoch=5
     for missed in [(0, 0), (0, 1), (0, 4)]:
         dealer.begin(1, missed, 10, 3, 7)
-        assert dealer.take(1, missed) == Over()
+        assert dealer.take(1, missed) == EpochOver()
     dealer.begin(1, (0, 5), 10, 3, 7)
     assert place(dealer.take(1, (0, 5))) == (0, 3)
 
@@ -228,7 +228,7 @@ def test_restarted_worker_resumes_the_interrupted_epoch():
     dealer.commit(0, dealer.take(0, (0, 1)).ticket)
     dealer.lost(0)
     dealer.begin(0, FIRST, 10, 3, 7)
-    assert dealer.take(0, FIRST) == Over()
+    assert dealer.take(0, FIRST) == EpochOver()
     dealer.begin(0, (0, 1), 10, 3, 7)
     assert finish(dealer, 0, (0, 1)) == [(3, 6), (6, 9), (9, 10)]
 
@@ -236,9 +236,9 @@ def test_restarted_worker_resumes_the_interrupted_epoch():
 def test_workers_without_a_batch_are_idle():
     dealer = dealer_of(3, samples=3, batch_size=1, limit=2)
     batches = [dealer.take(0, FIRST), dealer.take(0, FIRST), dealer.take(1, FIRST)]
-    assert dealer.take(0, FIRST) == Wait()
+    assert dealer.take(0, FIRST) == WaitForBatch()
     assert dealer.idle == set(), "it has batches of its own"
-    assert dealer.take(2, FIRST) == Wait()
+    assert dealer.take(2, FIRST) == WaitForBatch()
     assert dealer.idle == {2}
     dealer.lost(1)
     taken = dealer.take(2, FIRST)
@@ -246,10 +246,10 @@ def test_workers_without_a_batch_are_idle():
     assert dealer.idle == set()
     for batch in batches[:2]:
         dealer.commit(0, batch.ticket)
-    assert dealer.take(0, FIRST) == Wait()
+    assert dealer.take(0, FIRST) == WaitForBatch()
     assert dealer.idle == {0}
     dealer.commit(2, taken.ticket)
-    assert dealer.take(0, FIRST) == Over()
+    assert dealer.take(0, FIRST) == EpochOver()
     assert dealer.idle == {0}, "nobody waits for it until it has begun another epoch"
     dealer.begin(0, (0, 1), 3, 1, None)
     assert dealer.idle == set()
@@ -282,7 +282,7 @@ def test_snapshot_restores_committed_batches():
     assert sorted(finish(restored, 1, FIRST)) == [(3, 6), (6, 9), (9, 10)], "also what was committed after the snapshot"
     assert restored.state()["newest"] == [0, 0]
     restored.begin(1, FIRST, 10, 3, 5)
-    assert restored.take(1, FIRST) == Over()
+    assert restored.take(1, FIRST) == EpochOver()
 
 
 def test_snapshot_of_a_new_dealer_is_restored():
@@ -359,7 +359,7 @@ class Simulation:
             one["request"] += 1
             if answer not in one["held"]:
                 one["held"].append(answer)
-        elif answer == Over():
+        elif answer == EpochOver():
             assert not one["held"] or all(not self.dealer.may_commit(worker, held.ticket) for held in one["held"])
             one.update(place=one["place"] + 1, begun=False, held=[])
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.parameter_server.dealing.test_dealer import FIRST, place
-from tfdist.parameter_server.dealing.dealer import Dealer, DealerError, Over, Wait
+from tfdist.parameter_server.dealing.dealer import Dealer, DealerError, EpochOver, WaitForBatch
 
 
 def stream_of(workers):
@@ -17,17 +17,17 @@ def stream_of(workers):
 
 def test_batches_of_a_stream_are_dealt_as_they_come():
     dealer = stream_of(2)
-    assert dealer.take(0, FIRST) == Wait()
+    assert dealer.take(0, FIRST) == WaitForBatch()
     dealer.bring(FIRST, 0, "first")
     first = dealer.take(0, FIRST)
     assert (place(first), first.content) == ((0, 1), "first")
-    assert dealer.take(1, FIRST) == Wait()
+    assert dealer.take(1, FIRST) == WaitForBatch()
     assert not dealer.idle, "others wait for who waits for the stream"
     dealer.end_stream(FIRST)
-    assert dealer.take(1, FIRST) == Wait(), "the first batch may come back"
+    assert dealer.take(1, FIRST) == WaitForBatch(), "the first batch may come back"
     assert dealer.idle == {1}
     dealer.commit(0, first.ticket)
-    assert dealer.take(1, FIRST) == Over()
+    assert dealer.take(1, FIRST) == EpochOver()
 
 
 def test_a_batch_of_a_stream_is_kept_until_it_is_committed():
@@ -64,7 +64,7 @@ def test_an_empty_stream_is_over():
     dealer = stream_of(1)
     dealer.end_stream(FIRST)
     assert dealer.wanted(FIRST) is None
-    assert dealer.take(0, FIRST) == Over()
+    assert dealer.take(0, FIRST) == EpochOver()
     dealer.bring(FIRST, 0, "late")
     dealer.end_stream((9, 9))
     assert dealer.has_room(FIRST)
@@ -87,7 +87,7 @@ def test_unfinished_stream_restarts_after_restoring_a_snapshot():
     other = Dealer()
     other.restore(json.loads(json.dumps(dealer.state())))
     other.begin(0, FIRST, None, 1, None)
-    assert other.take(0, FIRST) == Over()
+    assert other.take(0, FIRST) == EpochOver()
     other.begin(0, second, None, 1, None)
     assert other.wanted(second) == 0
     other.bring(second, 0, "again")

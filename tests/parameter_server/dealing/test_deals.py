@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server.dealing.deals import DealerService
-from tfdist.parameter_server.protocol.dealing import BeginEpoch, Bring, Dealt, LeaveEpoch, NoBatch, Planned, Skip, Take
+from tfdist.parameter_server.protocol.dealing import (
+    BeginEpoch,
+    BringBatch,
+    DealtBatch,
+    EpochPlanned,
+    LeaveEpoch,
+    NoBatch,
+    SkipBatch,
+    TakeBatch,
+)
 from tfdist.parameter_server.protocol.messages import Done, Refused, Waiting
 
 
@@ -35,7 +44,7 @@ class Talk:
 
     def keep(self, kept, message, arrays):
         kept.append(message)
-        if isinstance(message, Dealt):
+        if isinstance(message, DealtBatch):
             self.arrays = arrays
 
     def begin(self, worker, epoch=0, incarnation=1, fit=0, samples=10, batch_size=4, seed=7):
@@ -43,11 +52,11 @@ class Talk:
 
     def take(self, worker, epoch=0, incarnation=1, is_idle=False, again=False):
         self.requests[worker] += not again
-        return self.say(Take, worker, incarnation, 0, epoch, self.requests[worker], is_idle)
+        return self.say(TakeBatch, worker, incarnation, 0, epoch, self.requests[worker], is_idle)
 
     def batch(self, worker, **options):
         (answer,) = self.take(worker, **options)
-        assert isinstance(answer, Dealt), answer
+        assert isinstance(answer, DealtBatch), answer
         return answer
 
     def commit(self, worker, batch):
@@ -69,7 +78,7 @@ def test_first_workers_plan_applies_to_the_epoch():
     talk = Talk(workers=1)
     assert talk.begin(1, seed=8).seed == 7
     assert isinstance(talk.begin(1, samples=11), Refused)
-    assert isinstance(talk.begin(1, epoch=1, seed=9), Planned)
+    assert isinstance(talk.begin(1, epoch=1, seed=9), EpochPlanned)
 
 
 def test_a_request_that_comes_again_gets_the_same_batch():
@@ -87,7 +96,7 @@ def test_worker_without_a_batch_is_notified_once_and_waits():
     waiting = talk.take(1, is_idle=True)
     assert [type(one) for one in waiting] == [Waiting]
     talk.deals.give_back(0, batch.ticket)
-    assert isinstance(waiting[-1], Dealt)
+    assert isinstance(waiting[-1], DealtBatch)
     assert talk.idle == [{1}, set()]
 
 
@@ -119,11 +128,11 @@ def test_a_lost_workers_batches_are_dealt_again():
     talk.take(1)
     waiting = talk.take(1, is_idle=True)
     talk.deals.lost(0)
-    assert isinstance(waiting[-1], Dealt)
+    assert isinstance(waiting[-1], DealtBatch)
     assert not talk.deals.may_commit(0, batch.ticket)
     assert talk.take(0)[-1].is_unknown, "it has to begin again"
     planned = talk.begin(0, samples=4)
-    assert planned == Planned(talk.number, 7)
+    assert planned == EpochPlanned(talk.number, 7)
 
 
 def test_new_process_of_a_worker_loses_the_old_batches():
@@ -144,7 +153,7 @@ def test_batches_of_a_leaving_worker_are_dealt_again():
     late = talk.take(0)
     assert isinstance(talk.say(LeaveEpoch, 0, 1)[-1], Done)
     assert late[-1].is_over, "its thread that reads batches ends"
-    assert isinstance(waiting[-1], Dealt)
+    assert isinstance(waiting[-1], DealtBatch)
     assert talk.left == [0]
     assert isinstance(talk.say(LeaveEpoch, 0, 1)[-1], Done), "again"
     assert talk.left == [0]
@@ -154,7 +163,7 @@ def test_skipped_batch_counts_as_committed():
     talk = Talk(workers=1, samples=4)
     ticket = talk.batch(0).ticket
     for _ in range(2):
-        assert isinstance(talk.say(Skip, 0, 1, ticket)[-1], Done)
+        assert isinstance(talk.say(SkipBatch, 0, 1, ticket)[-1], Done)
     assert talk.deals.is_committed(0, ticket)
     assert talk.take(0)[-1].is_over
 
@@ -164,9 +173,9 @@ def test_a_late_copy_does_not_replace_a_request_that_waits():
     first = talk.batch(0)
     talk.batch(1)
     waiting = talk.take(0)
-    assert talk.say(Take, 0, 1, 0, 0, talk.requests[0] - 1) == []
+    assert talk.say(TakeBatch, 0, 1, 0, 0, talk.requests[0] - 1) == []
     talk.deals.give_back(0, first.ticket)
-    assert isinstance(waiting[-1], Dealt)
+    assert isinstance(waiting[-1], DealtBatch)
 
 
 def test_restored_server_deals_uncommitted_batches_again():
@@ -219,7 +228,7 @@ class Streaming(Talk):
 
     def bring(self, number, epoch=0, **options):
         self.parts = [] if options else [np.array([number])]
-        answers = self.say(Bring, 0, 1, 0, epoch, number, *options.values())
+        answers = self.say(BringBatch, 0, 1, 0, epoch, number, *options.values())
         self.parts = []
         return answers
 
@@ -248,7 +257,7 @@ def test_waiting_worker_gets_the_next_batch_of_a_stream():
     waiting = talk.take(1)
     assert [(type(one), one.awaited) for one in waiting] == [(Waiting, (0,))]
     talk.bring(0)
-    assert isinstance(waiting[-1], Dealt)
+    assert isinstance(waiting[-1], DealtBatch)
     assert not talk.idle
 
 

@@ -10,7 +10,7 @@ from tests.parameter_server.serving import DEADLINE, serving
 from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs, number_of
 from tfdist.parameter_server.dealing.plan import Plan
-from tfdist.parameter_server.worker.client import Connection, RefusedError
+from tfdist.parameter_server.worker.client import Connection, MessageRefusedError
 
 PLAN = Plan(10, 4, None)
 
@@ -80,7 +80,7 @@ def test_all_workers_use_the_first_workers_order(served):
 def test_different_data_raise(served):
     first, second = served.epochs(0), served.epochs(1, Plan(11, 4, None))
     first.begin(0)
-    with pytest.raises(RefusedError, match="all workers must train on the same data"):
+    with pytest.raises(MessageRefusedError, match="all workers must train on the same data"):
         second.begin(0)
 
 
@@ -137,5 +137,5 @@ def test_server_without_a_dealer_raises():
     with serving() as server, contextlib.ExitStack() as stack:
         epochs = SharedEpochs(lambda: Connection(server.address, "ps 1", DEADLINE), 0, 0, PLAN)
         stack.callback(epochs.close)
-        with pytest.raises(RefusedError, match="deals no batches"):
+        with pytest.raises(MessageRefusedError, match="deals no batches"):
             epochs.begin(0)

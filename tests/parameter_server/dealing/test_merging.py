@@ -3,7 +3,7 @@
 import numpy as np
 
 from tfdist.parameter_server.dealing.merging import Merging
-from tfdist.parameter_server.protocol.dealing import Merged, MergeMetrics
+from tfdist.parameter_server.protocol.dealing import MergedMetrics, MergeMetrics
 from tfdist.parameter_server.protocol.messages import Refused, Waiting
 
 EPOCH = 0, 3
@@ -31,8 +31,8 @@ class Talk:
 def test_metrics_are_summed_over_workers():
     talk = Talk(0, 1)
     assert talk.give(0, 1, [2, 3]) == (Waiting(0, (1,)), [])
-    assert talk.give(1, 10, [20, 30]) == (Merged(1), [11, [22, 33]])
-    assert talk.answers[0] == (Merged(0), [11, [22, 33]])
+    assert talk.give(1, 10, [20, 30]) == (MergedMetrics(1), [11, [22, 33]])
+    assert talk.answers[0] == (MergedMetrics(0), [11, [22, 33]])
 
 
 def test_each_metric_uses_its_own_reduction():
@@ -46,25 +46,25 @@ def test_merge_does_not_wait_for_a_lost_worker():
     talk.give(0, 1)
     talk.workers[EPOCH] = frozenset({0})
     talk.merging.settle()
-    assert talk.answers[0] == (Merged(0), [1])
+    assert talk.answers[0] == (MergedMetrics(0), [1])
 
 
 def test_a_message_that_comes_twice_counts_once():
     talk = Talk(0, 1)
     for _ in range(2):
         talk.give(0, 1)
-    assert talk.give(1, 10) == (Merged(1), [11])
-    assert talk.give(1, 10) == (Merged(1), [11])
+    assert talk.give(1, 10) == (MergedMetrics(1), [11])
+    assert talk.give(1, 10) == (MergedMetrics(1), [11])
 
 
 def test_late_worker_gets_the_merged_metrics():
     talk = Talk(0)
     talk.give(0, 5)
-    assert talk.give(1, 0) == (Merged(1), [5])
+    assert talk.give(1, 0) == (MergedMetrics(1), [5])
     talk.workers[EPOCH] = frozenset({1})
     for number in range(20):
         talk.give(0, number, epoch=(1, number))
-    assert talk.give(1, 0) == (Merged(1), [0]), "or its own, if that was too long ago"
+    assert talk.give(1, 0) == (MergedMetrics(1), [0]), "or its own, if that was too long ago"
 
 
 def test_different_metrics_are_refused():

@@ -11,7 +11,7 @@ from tests.parameter_server.serving import DEADLINE, serving
 from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.dealing.epochs import SharedEpochs
 from tfdist.parameter_server.dealing.plan import Plan
-from tfdist.parameter_server.worker.client import Connection, RefusedError
+from tfdist.parameter_server.worker.client import Connection, MessageRefusedError
 
 PLAN = Plan(None, 1, None)
 
@@ -91,7 +91,7 @@ def test_a_server_that_is_started_again_gets_the_stream_from_its_beginning():
     with serving(address=address, deals=DealerService()):
         for ticket, (number, _) in tickets:
             found.append(int(number[0]))
-            with contextlib.suppress(RefusedError):  # of a batch that the first one has dealt
+            with contextlib.suppress(MessageRefusedError):  # of a batch that the first one has dealt
                 epochs.skip(ticket)
         epochs.close()
     assert found[-6:] == list(range(6))
@@ -127,7 +127,9 @@ def test_data_that_cannot_be_read_are_an_error_on_every_worker(served):
     first.begin(0)
     second.begin(0)
     for epochs in (first, second):
-        with pytest.raises(RefusedError, match="data of the chief's fit could not be read: KeyError: 'no such column'"):
+        with pytest.raises(
+            MessageRefusedError, match="data of the chief's fit could not be read: KeyError: 'no such column'"
+        ):
             list(epochs.tickets())
         assert epochs.failure is not None
 

@@ -7,7 +7,7 @@ from tests.parameter_server.serving import DEADLINE
 from tests.parameter_server.worker.test_session import model_of
 from tfdist.parameter_server.hierarchy.shard import HostShard, RootAccess
 from tfdist.parameter_server.protocol.programs import CHIEF
-from tfdist.parameter_server.server.server import Server
+from tfdist.parameter_server.server.server import ParameterServer
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.parameter_server.shard.ledger import Ledger
 from tfdist.parameter_server.worker.client import Connection
@@ -44,7 +44,7 @@ def hosting(roots, mode, workers, number=10, timeout=DEADLINE, address="127.0.0.
         )
         return HostShard(Ledger(mode, awaited=set(workers)), above=above)
 
-    server = Server(Shards(make, chief=CHIEF if CHIEF in workers else None), address)
+    server = ParameterServer(Shards(make, chief=CHIEF if CHIEF in workers else None), address)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

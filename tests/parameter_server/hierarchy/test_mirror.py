@@ -2,12 +2,12 @@ import numpy as np
 
 from tfdist.parameter_server.hierarchy.mirror import Mirror
 from tfdist.parameter_server.protocol.gradients import Shapes
-from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.state import HeldRows
 
 
 def test_newer_values_have_a_newer_edition():
     shapes = Shapes([(2, 2), (1,)], [np.dtype(np.float32)] * 2)
-    mirror = Mirror([Held("a", 0, 2, 2), Held("b", 0, 1, 1)], shapes, {})
+    mirror = Mirror([HeldRows("a", 0, 2, 2), HeldRows("b", 0, 1, 1)], shapes, {})
     editions = []
     for number in (1, 2):
         mirror.put([np.full(5, number, np.float32)], 3 * number)

@@ -27,7 +27,7 @@ from tfdist.parameter_server.options.synchronization import (
     Synchronous,
 )
 from tfdist.parameter_server.protocol.messages import Attach, Inspect, Push
-from tfdist.parameter_server.worker.client import Connection, RefusedError
+from tfdist.parameter_server.worker.client import Connection, MessageRefusedError
 from tfdist.parameter_server.worker.model import Model
 from tfdist.parameter_server.worker.session import Session
 
@@ -239,7 +239,7 @@ def test_different_model_on_another_host_raises():
         session = Session([Connection(servers[1].address, "ps 2", DEADLINE)], 1, model)
         with (
             contextlib.closing(session),
-            pytest.raises(RefusedError, match="root servers: another model than the chief's: variable"),
+            pytest.raises(MessageRefusedError, match="root servers: another model than the chief's: variable"),
         ):
             session.begin(*described(), None)
 
@@ -250,7 +250,7 @@ def test_roots_that_are_gone_are_an_error_on_workers():
             host = stack.enter_context(hosting([root], Asynchronous(), (0,), timeout=1.0))
             (session,) = stack.enter_context(workers_of(host, 0))
             session.begin(*described(), first_state)
-        with pytest.raises(RefusedError, match=r"the root servers: ps 0 at .* has not answered for 1 s"):
+        with pytest.raises(MessageRefusedError, match=r"the root servers: ps 0 at .* has not answered for 1 s"):
             session.step(ones(session))
 
 
@@ -278,7 +278,7 @@ def test_push_counted_before_connection_failure_is_answered(monkeypatch):
         with workers_of(host, 0, 1) as sessions:
             begin(sessions)
             monkeypatch.setattr(host_shard, "_stepped", counted_and_lost)
-            with pytest.raises(RefusedError, match="no answer"):
+            with pytest.raises(MessageRefusedError, match="no answer"):
                 sessions[0].step(ones(sessions[0]))
             again, model = sessions[0]._incarnation, sessions[0]._model.name
         with workers_of(host, 1) as (other,), contextlib.closing(Connection(host.address, "ps 1", DEADLINE)) as worker:

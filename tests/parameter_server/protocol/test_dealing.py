@@ -5,16 +5,16 @@ import pytest
 
 from tfdist.parameter_server.protocol.dealing import (
     BeginEpoch,
-    Bring,
-    Brought,
-    Dealt,
+    BringBatch,
+    DealtBatch,
+    EpochPlanned,
     LeaveEpoch,
-    Merged,
+    MergedMetrics,
     MergeMetrics,
     NoBatch,
-    Planned,
-    Skip,
-    Take,
+    RoomForBatch,
+    SkipBatch,
+    TakeBatch,
 )
 from tfdist.parameter_server.protocol.messages import FROM_SERVER, FROM_WORKER
 
@@ -26,10 +26,10 @@ OF = 1, 0, 2**62
     [
         BeginEpoch(*OF, 0, 3, 100, 32, 2**63 - 1),
         BeginEpoch(*OF, 0, 3, None, 1, None, brings=True),
-        Bring(*OF, 0, 3, 7),
-        Bring(*OF, 0, 3, 7, is_end=True, failure="no such file"),
-        Take(*OF, 0, 3, 9, is_idle=True),
-        Skip(*OF, 2**60),
+        BringBatch(*OF, 0, 3, 7),
+        BringBatch(*OF, 0, 3, 7, is_end=True, failure="no such file"),
+        TakeBatch(*OF, 0, 3, 9, is_idle=True),
+        SkipBatch(*OF, 2**60),
         MergeMetrics(*OF, 0, 3, ("sum", "max")),
         LeaveEpoch(*OF),
     ],
@@ -42,7 +42,15 @@ def test_workers_messages_survive_encoding(message):
 
 
 @pytest.mark.parametrize(
-    "message", [Planned(1, None), Dealt(1, 2**60, 0, 32), Brought(1, None), Brought(1, 8), NoBatch(1, True), Merged(1)]
+    "message",
+    [
+        EpochPlanned(1, None),
+        DealtBatch(1, 2**60, 0, 32),
+        RoomForBatch(1, None),
+        RoomForBatch(1, 8),
+        NoBatch(1, True),
+        MergedMetrics(1),
+    ],
 )
 def test_servers_messages_survive_encoding(message):
     assert FROM_SERVER.decode(FROM_SERVER.encode(message))[0] == message

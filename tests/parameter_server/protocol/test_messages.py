@@ -4,13 +4,13 @@ import pytest
 from tfdist.parameter_server.protocol import messages as m
 from tfdist.parameter_server.protocol.anonymous_memory import MemoryLocation
 from tfdist.parameter_server.protocol.report import ModelReport, WorkerReport
-from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.state import HeldRows
 from tfdist.parameter_server.protocol.wire import InvalidMessageError
 
 FROM_WORKER = [
     m.Attach(1, 3, 1 << 63, "Adam-1f", 2, 1, ("dense/kernel [4] float32",)),
-    m.Create(
-        *(2, 3, 7, "digest", (Held("dense/kernel", 0, 4, 8, decays=False, constraint={"class_name": "NonNeg"}),)),
+    m.CreateShard(
+        *(2, 3, 7, "digest", (HeldRows("dense/kernel", 0, 4, 8, decays=False, constraint={"class_name": "NonNeg"}),)),
         *({"class_name": "SGD", "config": {"learning_rate": 0.1}}, True, (("momentum",),), ("iteration",)),
     ),
     m.Push(3, 3, 7, 5, 4, 9, 32.0, ("dense", "none", "sparse"), pulls=True, learning_rate=0.5),
@@ -19,10 +19,10 @@ FROM_WORKER = [
     m.Pull(4, 3, 7, "averages"),
     m.Pull(4, 3, 8, "final"),
     m.Suspend(5, 3, 7, is_end=True),
-    m.Put(7, 3, 7),
-    m.Leave(6, 3, 7, is_over=True),
+    m.AssignValues(7, 3, 7),
+    m.LeaveModel(6, 3, 7, is_over=True),
     m.Inspect(8),
-    m.Share(9, 3, MemoryLocation(7, 3, b"token"), 64, 2),
+    m.OfferSegment(9, 3, MemoryLocation(7, 3, b"token"), 64, 2),
 ]
 FROM_SERVER = [
     m.Attached(1, 5, is_created=True),
@@ -31,7 +31,7 @@ FROM_SERVER = [
     m.Values(3, 9, 8, 7, edition=((1 << 63) - 1, 4), kinds=("sparse", "dense")),
     m.Waiting(4, (1, 2)),
     m.Refused(5, "why", is_unknown=True, is_over=True, newest=3),
-    m.Report(
+    m.ServerReport(
         6,
         (ModelReport("Adam-1f", 1, 2, 3, 4, 5, 6, {0: 7, 3: 1}, (WorkerReport(0, True, False, 1, 2, 3, 0.5),)),),
         ("worker 0",),

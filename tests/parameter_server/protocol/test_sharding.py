@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from tfdist.parameter_server.protocol.sharding import Part, Variable, assign_shards
+from tfdist.parameter_server.protocol.sharding import Variable, VariablePart, assign_shards
 
 MIB = 1 << 20
 
@@ -46,22 +46,22 @@ def test_every_row_is_on_one_server(shapes, servers):
 
 def test_single_server_holds_all_rows():
     dealing = assign_shards([Variable((5, 3), 4), Variable((), 4)], 1)
-    assert dealing.shards == ((Part(0, 0, 5), Part(1, 0, 1)),)
+    assert dealing.shards == ((VariablePart(0, 0, 5), VariablePart(1, 0, 1)),)
     assert dealing.imbalance == 1.0
 
 
 def test_a_large_variable_is_split_by_rows():
     dealing = assign_shards([Variable((1001, 1024), 4), Variable((1024,), 4)], 2)
-    assert dealing.shards[0][0] == Part(0, 0, 500)
-    assert dealing.shards[1][0] == Part(0, 500, 1001)
-    assert dealing.shards[0][1] == Part(1, 0, 1024), "on the server that has less by then"
+    assert dealing.shards[0][0] == VariablePart(0, 0, 500)
+    assert dealing.shards[1][0] == VariablePart(0, 500, 1001)
+    assert dealing.shards[0][1] == VariablePart(1, 0, 1024), "on the server that has less by then"
     assert dealing.imbalance < 1.001
 
 
 def test_unsplittable_variables_stay_whole():
     dealing = assign_shards([Variable((1000, 1024), 4, splits=False), Variable((1000, 1000), 4)], 2)
     assert sorted(len(shard) for shard in dealing.shards) == [1, 2]
-    assert any(part == Part(0, 0, 1000) for part in itertools.chain.from_iterable(dealing.shards))
+    assert any(part == VariablePart(0, 0, 1000) for part in itertools.chain.from_iterable(dealing.shards))
 
 
 def test_small_variables_stay_whole():

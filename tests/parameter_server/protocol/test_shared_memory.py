@@ -11,10 +11,10 @@ from tests.parameter_server.worker.test_session import begin, first_values, mode
 from tfdist.parameter_server.options.synchronization import Asynchronous, SoftSync, Synchronous
 from tfdist.parameter_server.protocol import shared_memory
 from tfdist.parameter_server.protocol.anonymous_memory import MemoryLocation
-from tfdist.parameter_server.protocol.messages import Leave, Pull, Share
+from tfdist.parameter_server.protocol.messages import LeaveModel, OfferSegment, Pull
 from tfdist.parameter_server.protocol.shared_memory import Locator, Segment, locator_of
 from tfdist.parameter_server.protocol.wire import InvalidMessageError
-from tfdist.parameter_server.worker.client import Connection, RefusedError
+from tfdist.parameter_server.worker.client import Connection, MessageRefusedError
 from tfdist.parameter_server.worker.session import Session
 
 AREA = 1 << 20
@@ -163,9 +163,9 @@ def test_segments_are_released_when_workers_leave_or_die(stack):
         attach(connection, worker)
         assert connection.share(worker, AREA, 1)
     assert len(server._segments) == 2
-    connections[0].request(lambda id: Leave(id, 0, 1))
+    connections[0].request(lambda id: LeaveModel(id, 0, 1))
     server.lost(1)
-    with pytest.raises(RefusedError):
+    with pytest.raises(MessageRefusedError):
         connections[0].request(lambda id: Pull(id, 0, 1))
     assert not server._segments
 
@@ -175,7 +175,7 @@ def test_memory_that_cannot_be_mapped_is_refused(stack):
     connection = Connection(server.address, "ps", DEADLINE)
     stack.callback(connection.close)
     for where in (MemoryLocation(os.getpid(), 1, b"0" * 16), MemoryLocation(-1, -1, b"")):
-        with pytest.raises(RefusedError, match="cannot be mapped"):
-            connection.request(lambda id, where=where: Share(id, 0, where, AREA, 1))
+        with pytest.raises(MessageRefusedError, match="cannot be mapped"):
+            connection.request(lambda id, where=where: OfferSegment(id, 0, where, AREA, 1))
     assert not connection.share(0, 1 << 60, 1)
     assert connection._segment is None

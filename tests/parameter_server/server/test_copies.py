@@ -14,35 +14,35 @@ from tfdist.parameter_server.options.synchronization import (
     SoftSync,
     Synchronous,
 )
-from tfdist.parameter_server.protocol.dealing import BeginEpoch, Dealt, Take
+from tfdist.parameter_server.protocol.dealing import BeginEpoch, DealtBatch, TakeBatch
 from tfdist.parameter_server.protocol.messages import (
     FROM_WORKER,
+    AssignValues,
     Attach,
-    Create,
+    CompareState,
+    CreateShard,
     Decision,
     Done,
-    GiveState,
-    Leave,
+    LeaveModel,
     Pull,
     Push,
-    Put,
     Refused,
     StateDiffers,
     Suspend,
     Values,
 )
-from tfdist.parameter_server.protocol.state import Held, Progress
+from tfdist.parameter_server.protocol.state import HeldRows, ShardProgress
 from tfdist.parameter_server.protocol.tables import AttachTable, ExportTable, Lookup, UpdateRows
 from tfdist.parameter_server.server import copies
-from tfdist.parameter_server.server.follower import Replica
-from tfdist.parameter_server.server.replication_messages import FROM_LEADER, Begin, Heard
+from tfdist.parameter_server.server.follower import ServerReplica
+from tfdist.parameter_server.server.replication_messages import FROM_LEADER, BeginStream, WorkerMessage
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.parameter_server.shard.ledger import Ledger
 from tfdist.parameter_server.shard.shard import Shard
 from tfdist.parameter_server.tables.tables import Tables
 from tfdist.parameter_server.worker.layer_states import digest
 
-HELD = (Held("embedding", 0, 6, 6), Held("bias", 0, 2, 2))
+HELD = (HeldRows("embedding", 0, 6, 6), HeldRows("bias", 0, 2, 2))
 WORKERS = 3
 
 
@@ -56,7 +56,7 @@ class Pair:
             return made
 
         self.leader = make()
-        self.replica = Replica(make, 0)
+        self.replica = ServerReplica(make, 0)
         self.stream = self.entries = 0
         self.number = 0
         self.answers = {}
@@ -66,7 +66,7 @@ class Pair:
         """A new follower gets everything."""
         self.replica.is_whole = False
         self.stream, self.entries = self.stream + 1, 0
-        self.append(Begin)
+        self.append(BeginStream)
         copies.append_all(self.append, self.leader)
 
     def append(self, kind, *attributes, arrays=()):
@@ -86,7 +86,7 @@ class Pair:
             self.answers[worker] = message, [array.copy() for array in arrays]
 
         self.leader.heard(b"%d" % worker, *FROM_WORKER.decode(frames), answer)
-        self.append(Heard, b"%d" % worker, arrays=[np.frombuffer(frame, np.uint8) for frame in frames])
+        self.append(WorkerMessage, b"%d" % worker, arrays=[np.frombuffer(frame, np.uint8) for frame in frames])
         return self.answers.get(worker, (None, []))[0]
 
     def build(self, optimizer):
@@ -96,7 +96,7 @@ class Pair:
             self.say(worker, Attach, "Adam-1")
             self.say(
                 worker,
-                Create,
+                CreateShard,
                 "Adam-1",
                 HELD,
                 config,
@@ -196,8 +196,8 @@ def test_copy_contains_assignments():
     pair.build(keras.optimizers.SGD(1.0, use_ema=True))
     gradient = [np.ones(14, np.float32)]
     pair.say(1, Push, 0, 0, 0, 1.0, (), arrays=gradient)
-    pair.say(0, Put, arrays=[np.full(14, 3, np.float32)])
-    repeated = Put(pair.number, 0, 1)
+    pair.say(0, AssignValues, arrays=[np.full(14, 3, np.float32)])
+    repeated = AssignValues(pair.number, 0, 1)
     pair.begin()
     pair.assert_equal()
     (key,) = pair.leader.models()
@@ -217,7 +217,7 @@ def test_finished_model_stays_finished_in_a_copy():
     pair = Pair(Asynchronous())
     pair.build(keras.optimizers.SGD(1.0))
     for worker in range(WORKERS):
-        pair.say(worker, Leave, True)
+        pair.say(worker, LeaveModel, True)
     pair.begin()
     assert pair.leader.models() == pair.replica.shards.models() == []
     assert pair.replica.shards.over == pair.leader.over != set()
@@ -229,13 +229,13 @@ def test_outstanding_batches_are_dealt_again_after_a_copy():
     pair.build(keras.optimizers.SGD(1.0))
     plan = 0, 0, 6, 2, None
     pair.say(1, BeginEpoch, *plan)
-    before = pair.say(1, Take, 0, 0, 0)
+    before = pair.say(1, TakeBatch, 0, 0, 0)
     pair.begin()
-    assert pair.say(1, Take, 0, 0, 1).is_unknown
+    assert pair.say(1, TakeBatch, 0, 0, 1).is_unknown
     for worker in (1, 2):
         pair.say(worker, BeginEpoch, *plan)
-    dealt = [pair.say(worker, Take, 0, 0, request) for request, worker in enumerate((1, 2, 1), 2)]
-    assert isinstance(before, Dealt)
+    dealt = [pair.say(worker, TakeBatch, 0, 0, request) for request, worker in enumerate((1, 2, 1), 2)]
+    assert isinstance(before, DealtBatch)
     assert sorted(one.start for one in dealt) == [0, 2, 4]
     gradient = [np.ones(14, np.float32)]
     late = pair.say(1, Push, 0, 0, 0, 1.0, (), False, None, before.ticket, arrays=gradient)
@@ -252,11 +252,11 @@ def test_outstanding_batches_are_dealt_again_after_a_copy():
 
 def test_copy_contains_the_chiefs_weights():
     pair, given = Pair(Asynchronous()), ("digest", 0, 0, ("a",), (digest(np.ones(3)),))
-    pair.say(0, GiveState, *given)
-    pair.say(0, GiveState, *given, (0,), arrays=[np.ones(3)])
+    pair.say(0, CompareState, *given)
+    pair.say(0, CompareState, *given, (0,), arrays=[np.ones(3)])
     pair.begin()
     found = []
-    asked = GiveState(9, 1, 1, *given[:-1], (digest(np.zeros(3)),))
+    asked = CompareState(9, 1, 1, *given[:-1], (digest(np.zeros(3)),))
     pair.replica.shards.heard(b"1", asked, [], lambda *answer: found.append(answer))
     ((answer, (array,)),) = found
     assert answer == StateDiffers(9, (0,))
@@ -288,7 +288,7 @@ def test_copy_contains_tables_and_counted_updates():
 def test_copy_of_a_ledger_contains_every_field():
     """Whatever a ledger has is copied."""
     fields = {*Ledger.__dataclass_fields__} - {"synchronization", "waiting"}
-    copied = {field.name for kind in (copies.LedgerState, Progress) for field in msgspec.structs.fields(kind)}
+    copied = {field.name for kind in (copies.LedgerState, ShardProgress) for field in msgspec.structs.fields(kind)}
     assert copied - {"applied", "assigned"} == fields
 
 

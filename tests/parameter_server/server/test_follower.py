@@ -9,16 +9,16 @@ import zmq
 from tests.parameter_server.serving import DEADLINE
 from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.parameter_server.protocol.messages import FROM_WORKER, Attach
-from tfdist.parameter_server.server.follower import Follower, Replica
+from tfdist.parameter_server.server.follower import Follower, ServerReplica
 from tfdist.parameter_server.server.log import ReplicationLog
 from tfdist.parameter_server.server.replication_messages import (
     FROM_LEADER,
-    Begin,
-    Came,
-    Heard,
-    Lost,
-    Noted,
-    Whole,
+    Acknowledged,
+    BeginStream,
+    StateComplete,
+    TaskArrived,
+    WorkerLost,
+    WorkerMessage,
 )
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.parameter_server.shard.ledger import Ledger
@@ -35,44 +35,44 @@ def attach(worker=0):
 
 def followed(*entries):
     """A replica after some entries."""
-    replica = Replica(make, 0)
+    replica = ServerReplica(make, 0)
     for entry in entries:
-        replica.take(entry, attach() if isinstance(entry, Heard) else [])
+        replica.take(entry, attach() if isinstance(entry, WorkerMessage) else [])
     return replica
 
 
 def test_entries_count_once_and_in_their_order():
-    replica = followed(Begin(7, 0))
-    assert replica.take(Heard(7, 2, b"peer"), attach()) == Noted(7, 0), "one is missing"
+    replica = followed(BeginStream(7, 0))
+    assert replica.take(WorkerMessage(7, 2, b"peer"), attach()) == Acknowledged(7, 0), "one is missing"
     assert replica.shards.models() == []
-    assert replica.take(Lost(7, 1, 1), []) == Noted(7, 1)
-    assert replica.take(Heard(7, 2, b"peer"), attach()) == Noted(7, 2)
-    assert replica.take(Came(7, 3, 1), []) == Noted(7, 3)
-    assert replica.take(Lost(7, 1, 1), []) == Noted(7, 3), "a copy"
+    assert replica.take(WorkerLost(7, 1, 1), []) == Acknowledged(7, 1)
+    assert replica.take(WorkerMessage(7, 2, b"peer"), attach()) == Acknowledged(7, 2)
+    assert replica.take(TaskArrived(7, 3, 1), []) == Acknowledged(7, 3)
+    assert replica.take(WorkerLost(7, 1, 1), []) == Acknowledged(7, 3), "a copy"
     (key,) = replica.shards.models()
     assert replica.shards[key].ledger.awaited == set(), "worker 1 was lost when the model was begun"
     assert replica.shards.absent == set()
 
 
 def test_entries_of_others_are_ignored():
-    replica = followed(Begin(7, 0))
-    assert replica.take(Lost(8, 1, 1), []) is None
+    replica = followed(BeginStream(7, 0))
+    assert replica.take(WorkerLost(8, 1, 1), []) is None
 
 
 def test_complete_follower_rejects_another_leader():
-    replica = followed(Begin(7, 0), Heard(7, 1, b"peer"), Whole(7, 2))
+    replica = followed(BeginStream(7, 0), WorkerMessage(7, 1, b"peer"), StateComplete(7, 2))
     assert replica.is_whole
-    assert replica.take(Begin(7, 0), []) == Noted(7, 2), "a copy"
-    assert replica.take(Begin(8, 0), []) is None
-    assert replica.take(Lost(7, 3, 1), []) == Noted(7, 3)
+    assert replica.take(BeginStream(7, 0), []) == Acknowledged(7, 2), "a copy"
+    assert replica.take(BeginStream(8, 0), []) is None
+    assert replica.take(WorkerLost(7, 3, 1), []) == Acknowledged(7, 3)
     assert replica.shards.models()
 
 
 def test_incomplete_follower_restarts_with_another_leader():
-    replica = followed(Begin(7, 0), Heard(7, 1, b"peer"))
+    replica = followed(BeginStream(7, 0), WorkerMessage(7, 1, b"peer"))
     replica.forget()
-    assert replica.take(Lost(7, 2, 0), []) is None
-    assert replica.take(Begin(8, 0), []) == Noted(8, 0)
+    assert replica.take(WorkerLost(7, 2, 0), []) is None
+    assert replica.take(BeginStream(8, 0), []) == Acknowledged(8, 0)
     assert (replica.is_whole, replica.shards.models()) == (False, [])
 
 
@@ -96,9 +96,9 @@ class Running:
         """The follower has everything: a worker, and that there is no more."""
         sent = []
         self.log.begin(self.follower.address)
-        self.log.append(Heard, b"peer", arrays=attach())
+        self.log.append(WorkerMessage, b"peer", arrays=attach())
         self.log.hold(lambda: sent.append(True))
-        self.log.append(Whole)
+        self.log.append(StateComplete)
         while not sent:
             assert self.log.socket.poll(1000 * DEADLINE)
             self.log.attend()
@@ -129,7 +129,7 @@ def test_follower_does_not_lead_when_a_stranger_begins(running):
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.connect(f"tcp://{running.follower.address}")
         for stream in (8, running.log._stream):  # the second one is answered, as a copy
-            stranger.send_multipart(FROM_LEADER.encode(Begin(stream, 0)))
+            stranger.send_multipart(FROM_LEADER.encode(BeginStream(stream, 0)))
         assert stranger.poll(1000 * DEADLINE)
     running.follower.stop()
     assert running.end() is None

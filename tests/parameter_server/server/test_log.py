@@ -10,7 +10,13 @@ import zmq
 from tfdist.parameter_server.protocol.line import Line
 from tfdist.parameter_server.server import log as logs
 from tfdist.parameter_server.server.log import ReplicationLog
-from tfdist.parameter_server.server.replication_messages import FROM_FOLLOWER, FROM_LEADER, Came, Lost, Noted
+from tfdist.parameter_server.server.replication_messages import (
+    FROM_FOLLOWER,
+    FROM_LEADER,
+    Acknowledged,
+    TaskArrived,
+    WorkerLost,
+)
 
 DEADLINE = 20_000
 
@@ -45,7 +51,7 @@ def pair():
 
 
 def noted(log, other, stream, number):
-    other.say(Noted(stream, number))
+    other.say(Acknowledged(stream, number))
     assert log.socket.poll(DEADLINE)
     log.attend()
 
@@ -53,7 +59,7 @@ def noted(log, other, stream, number):
 def test_without_a_follower_answers_go_out_at_once():
     log, sent = ReplicationLog(), []
     log.hold(lambda: sent.append(1))
-    log.append(Lost, 1)
+    log.append(WorkerLost, 1)
     assert sent == [1]
     assert log.seconds_left is None
     log.close()
@@ -65,11 +71,11 @@ def test_answers_wait_for_the_followers_acknowledgement(pair):
     sent = []
     for number in (1, 2):
         log.hold(lambda number=number: sent.append(number))
-        log.append(Lost, number, arrays=[np.full(2, number)])
+        log.append(WorkerLost, number, arrays=[np.full(2, number)])
     assert sent == []
     for number in (1, 2):
         entry, (array,) = other.take()
-        assert entry == Lost(begin.stream, number, number)
+        assert entry == WorkerLost(begin.stream, number, number)
         assert array.tolist() == [number] * 2
     noted(log, other, begin.stream, 1)
     assert (sent, log.is_begun) == ([1], True)
@@ -82,10 +88,10 @@ def test_unacknowledged_entry_is_sent_again(pair, monkeypatch):
     log, other, begin = pair
     monkeypatch.setattr(logs, "_AGAIN_SECONDS", 0.0)
     noted(log, other, begin.stream, 0)
-    log.append(Came, 1)
+    log.append(TaskArrived, 1)
     log.attend()
     first, again = other.take(), other.take()
-    assert first == again == (Came(begin.stream, 1, 1), [])
+    assert first == again == (TaskArrived(begin.stream, 1, 1), [])
 
 
 def test_acknowledgement_of_another_stream_is_ignored(pair):
@@ -98,7 +104,7 @@ def test_losing_the_follower_releases_held_answers(pair):
     log, _, _ = pair
     sent = []
     log.hold(lambda: sent.append(1))
-    log.append(Lost, 1)
+    log.append(WorkerLost, 1)
     log.hold(lambda: sent.append(2))
     log.end()
     assert sent == [1, 2]
@@ -110,9 +116,9 @@ def test_unacknowledged_entries_are_sent_again_despite_newer_entries(pair, monke
     noted(log, other, begin.stream, 0)
     now = [0.0]
     monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    log.append(Came, 1)
+    log.append(TaskArrived, 1)
     now[0] = 1.5
-    log.append(Came, 2)
+    log.append(TaskArrived, 2)
     assert log.seconds_left == 0.5
     now[0] = 2.0
     log.attend()

@@ -12,7 +12,7 @@ import zmq
 from tests.parameter_server.serving import DEADLINE, SIZE, attach, connected, create, pull, push, serving
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.options.synchronization import BoundedStaleness
-from tfdist.parameter_server.server.server import Server
+from tfdist.parameter_server.server.server import ParameterServer
 
 
 def test_pull_returns_values_after_a_push():
@@ -112,6 +112,6 @@ def test_server_listens_everywhere_if_its_address_is_elsewhere(monkeypatch):
 
 def test_unusable_address_raises():
     with serving() as server, pytest.raises(TfdistError, match=f"cannot listen at {server.address}: Address already"):
-        Server(None, server.address)
+        ParameterServer(None, server.address)
     with pytest.raises(TfdistError, match=r"no-such-host\.invalid:1 cannot be resolved"):
-        Server(None, "no-such-host.invalid:1")
+        ParameterServer(None, "no-such-host.invalid:1")

@@ -3,7 +3,7 @@
 import pytest
 
 from tfdist.parameter_server.options.synchronization import Asynchronous
-from tfdist.parameter_server.protocol.messages import Attach, Attached, Done, Leave, Pull, Refused, Waiting
+from tfdist.parameter_server.protocol.messages import Attach, Attached, Done, LeaveModel, Pull, Refused, Waiting
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.parameter_server.shard.ledger import Ledger
 from tfdist.parameter_server.shard.shard import Shard
@@ -30,7 +30,7 @@ class Talk:
         return self.say(f"{worker} {place}", attached)
 
     def leave(self, worker, place=0, is_over=True):
-        return self.say(f"{worker} {place}", Leave(2, worker, 1, is_over))
+        return self.say(f"{worker} {place}", LeaveModel(2, worker, 1, is_over))
 
 
 def test_connection_without_attach_is_refused():

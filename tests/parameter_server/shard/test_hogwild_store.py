@@ -6,15 +6,17 @@ import pytest
 from tfdist.parameter_server import Asynchronous
 from tfdist.parameter_server.protocol.gradients import PushedGradients
 from tfdist.parameter_server.protocol.hogwild_memory import PLACES, Memory, Writer
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.shard.hogwild_store import MemoryStore
 from tfdist.parameter_server.shard.ledger import Ledger
 
-HELD = (Held("w", 0, 4, 4), Held("b", 0, 1, 1))
+HELD = (HeldRows("w", 0, 4, 4), HeldRows("b", 0, 1, 1))
 
 
 def made(scalars=None):
-    state = State([np.arange(8, dtype=np.float32).reshape(4, 2), np.array(1.0, np.float32)], scalars=scalars or {})
+    state = TrainingState(
+        [np.arange(8, dtype=np.float32).reshape(4, 2), np.array(1.0, np.float32)], scalars=scalars or {}
+    )
     return MemoryStore(HELD, state, {})
 
 

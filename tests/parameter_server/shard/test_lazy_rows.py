@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.sweeps import some
 from tfdist.parameter_server.protocol.gradients import PushedGradients
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.shard.store import Store
 
 SHAPES = [(12, 3), (5,), (7, 2, 2), (6,)]
@@ -33,8 +33,8 @@ def values():
 
 
 def store_of(optimizer, state=None, **options):
-    held = [Held(f"v{place}", 0, shape[0], shape[0], **options) for place, shape in enumerate(SHAPES)]
-    return Store(held, state or State(values()), keras.saving.serialize_keras_object(optimizer), is_lazy=True)
+    held = [HeldRows(f"v{place}", 0, shape[0], shape[0], **options) for place, shape in enumerate(SHAPES)]
+    return Store(held, state or TrainingState(values()), keras.saving.serialize_keras_object(optimizer), is_lazy=True)
 
 
 def gradients(store, step, named, kinds=KINDS):

@@ -6,7 +6,13 @@ from tfdist.compression import Int8
 from tfdist.parameter_server import Asynchronous, DelayCompensated, Gradients, Hogwild, LocalSteps
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.protocol.gradients import PushedGradients
-from tfdist.parameter_server.shard.parts import CompensatedDelays, CompressedAnswers, CompressedPushes, Part, parts_of
+from tfdist.parameter_server.shard.parts import (
+    CompensatedDelays,
+    CompressedAnswers,
+    CompressedPushes,
+    ShardFeature,
+    parts_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +32,7 @@ def test_arguments_determine_the_parts(arguments, kinds):
 
 
 def test_part_without_overrides_changes_nothing():
-    part, gradients = Part(), PushedGradients((), [])
+    part, gradients = ShardFeature(), PushedGradients((), [])
     part.begin([], None)
     part.attached(0)
     part.forget(0)

@@ -16,31 +16,31 @@ from tfdist.parameter_server.options.synchronization import (
     SoftSync,
     Synchronous,
 )
-from tfdist.parameter_server.protocol.dealing import BeginEpoch, Dealt, Take
+from tfdist.parameter_server.protocol.dealing import BeginEpoch, DealtBatch, TakeBatch
 from tfdist.parameter_server.protocol.messages import (
+    AssignValues,
     Attach,
     Attached,
-    Create,
+    CreateShard,
     Decision,
     Done,
-    Leave,
+    LeaveModel,
     Pull,
     Push,
-    Put,
     Refused,
     Suspend,
     Values,
     Waiting,
 )
-from tfdist.parameter_server.protocol.state import Held, Progress, State
+from tfdist.parameter_server.protocol.state import HeldRows, ShardProgress, TrainingState
 from tfdist.parameter_server.shard.ledger import Ledger
-from tfdist.parameter_server.shard.parts import Part, parts_of
+from tfdist.parameter_server.shard.parts import ShardFeature, parts_of
 from tfdist.parameter_server.shard.shard import Shard
 from tfdist.parameter_server.snapshots import sharded
 from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.snapshots.sharded import ShardState
 
-HELD = (Held("dense/kernel", 0, 4, 4), Held("dense/bias", 0, 3, 3))
+HELD = (HeldRows("dense/kernel", 0, 4, 4), HeldRows("dense/bias", 0, 3, 3))
 ZEROS = [np.zeros((4, 3), np.float32), np.zeros(3, np.float32)]
 ONES = [np.ones(15, np.float32)]
 """A gradient: the vector of both variables."""
@@ -72,7 +72,7 @@ class Talk:
         config = keras.saving.serialize_keras_object(optimizer)
         has_values = arrays is not None
         fields = (worker, 1, "model", HELD, config, has_values, ((), ()) if has_values else ())
-        return self.say(Create, *fields, arrays=arrays or ())
+        return self.say(CreateShard, *fields, arrays=arrays or ())
 
     def push(
         self,
@@ -139,10 +139,10 @@ def test_push_can_return_values():
 def test_put_replaces_the_values():
     talk = Talk()
     talk.push()
-    assert isinstance(talk.say(Put, 0, 1, arrays=[np.full(15, 7, np.float32)]), Done)
+    assert isinstance(talk.say(AssignValues, 0, 1, arrays=[np.full(15, 7, np.float32)]), Done)
     assert talk.bias == 7
-    assert "expected" in talk.say(Put, 0, 1, arrays=[np.ones(3, np.float32)]).why
-    assert talk.say(Put, 0, 2, arrays=ONES).is_unknown
+    assert "expected" in talk.say(AssignValues, 0, 1, arrays=[np.ones(3, np.float32)]).why
+    assert talk.say(AssignValues, 0, 2, arrays=ONES).is_unknown
 
 
 def test_pull_returns_state_and_averages():
@@ -150,7 +150,7 @@ def test_pull_returns_state_and_averages():
     for clock in range(2):
         talk.push(clock=clock)
     answer = talk.pull(what="state")
-    state = State.of_arrays(talk.answers[talk.number][0][1], 2, answer.slots, answer.scalars)
+    state = TrainingState.of_arrays(talk.answers[talk.number][0][1], 2, answer.slots, answer.scalars)
     np.testing.assert_array_equal(state.values[0], np.full((4, 3), -2.5))
     np.testing.assert_array_equal(state.slots[0]["momentum"], np.full((4, 3), -1.5))
     np.testing.assert_array_equal(state.slots[1]["average"], np.full(3, -1.75))
@@ -169,7 +169,7 @@ def test_after_fit_values_are_averages_unless_something_is_assigned():
     for clock in range(2):
         talk.push(clock=clock)
     np.testing.assert_array_equal(final(), np.full(15, -1.75))
-    talk.shard.heard(Put(99, 0, 1), [np.full(15, 3.0, np.float32)], lambda *answer: None)
+    talk.shard.heard(AssignValues(99, 0, 1), [np.full(15, 3.0, np.float32)], lambda *answer: None)
     np.testing.assert_array_equal(final(), np.full(15, 3.0))
     talk.push(clock=2)
     assert not np.any(final() == 3.0), "averages again"
@@ -181,7 +181,7 @@ def test_repeated_put_is_applied_once():
 
     def put(number):
         value = np.full(15, 3.0, np.float32)
-        talk.shard.heard(Put(number, 0, 1), [value], lambda message, arrays: answers.append(message.id))
+        talk.shard.heard(AssignValues(number, 0, 1), [value], lambda message, arrays: answers.append(message.id))
 
     put(98)
     talk.push(clock=0)
@@ -209,7 +209,7 @@ def test_late_gradients_are_corrected():
 @pytest.mark.parametrize(("late", "reads"), [(Unscaled(), 0), (DelayCompensated(1.0), 2)], ids=str)
 def test_whole_parameters_are_copied_only_for_parts_that_read_them(late, reads, monkeypatch):
     talk = Talk(Asynchronous(late), workers=2)
-    talk.shard.parts = [*talk.shard.parts, Part()]
+    talk.shard.parts = [*talk.shard.parts, ShardFeature()]
     vectors, copies = talk.shard.store.vectors, []
     monkeypatch.setattr(talk.shard.store, "vectors", lambda *kinds: copies.append(kinds) or vectors(*kinds))
     talk.pull(1)
@@ -326,7 +326,7 @@ def test_repeated_push_of_a_lost_worker_counts_once():
 def test_worker_that_left_is_not_waited_for():
     talk = Talk(BoundedStaleness(0), workers=2)
     talk.push(1, 0)
-    assert isinstance(talk.say(Leave, 1, 1), Done)
+    assert isinstance(talk.say(LeaveModel, 1, 1), Done)
     assert isinstance(talk.push(0, 5, pulls=True), Values)
 
 
@@ -414,7 +414,7 @@ def test_last_snapshot_includes_updates_during_another_write(tmp_path, monkeypat
 def test_put_values_are_in_the_next_snapshot(tmp_path):
     first = shot(tmp_path, created=True)
     first.shard.snapshots.wait()
-    first.say(Put, 0, 1, arrays=[np.full(15, 5.0, np.float32)])
+    first.say(AssignValues, 0, 1, arrays=[np.full(15, 5.0, np.float32)])
     first.shard.close()
     again = shot(tmp_path)
     again.create(keras.optimizers.SGD(1.0))
@@ -426,7 +426,7 @@ def test_values_after_fit_are_what_was_assigned_before_a_restart(tmp_path):
     first = Talk(optimizer=average, snapshots=Snapshots(tmp_path, 0, 1, 60.0))
     first.shard.snapshots.wait()
     first.push()
-    first.say(Put, 0, 1, arrays=[np.full(15, 3.0, np.float32)])
+    first.say(AssignValues, 0, 1, arrays=[np.full(15, 3.0, np.float32)])
     first.shard.close()
     again = shot(tmp_path)
     again.create(average, arrays=None)
@@ -445,7 +445,7 @@ def test_the_first_snapshot_is_of_the_first_values(tmp_path):
 def test_snapshot_of_another_model_is_refused(tmp_path):
     first = shot(tmp_path, created=True)
     first.shard.snapshots.wait()
-    state = ShardState("other", {}, {}, (), Progress(3))
+    state = ShardState("other", {}, {}, (), ShardProgress(3))
     sharded.write(tmp_path, 0, 1, state)
     refused = shot(tmp_path, created=False).create(keras.optimizers.SGD(1.0))
     assert "are of another model" in refused.why
@@ -455,7 +455,7 @@ def test_invalid_model_from_the_chief_is_refused():
     talk = Talk(created=False)
     assert "1 arrays for a state that has 2" in talk.create(keras.optimizers.SGD(1.0), arrays=ZEROS[:1]).why
     nonsense = {"class_name": "NoSuch", "config": {}}
-    refused = talk.say(Create, 0, 1, "model", HELD, nonsense, True, ((), ()), arrays=ZEROS)
+    refused = talk.say(CreateShard, 0, 1, "model", HELD, nonsense, True, ((), ()), arrays=ZEROS)
     assert "the model cannot be made" in refused.why
     assert "with `tfdist serve --import MODULE`" in refused.why
     refused = talk.push()
@@ -478,8 +478,10 @@ class Dealing(Talk):
     def take(self, worker=0):
         self.requests += 1
         found = []
-        self.deals.heard(Take(0, worker, 1, 0, 0, self.requests), [], lambda message, arrays: found.append(message))
-        return found[-1].ticket if isinstance(found[-1], Dealt) else found[-1]
+        self.deals.heard(
+            TakeBatch(0, worker, 1, 0, 0, self.requests), [], lambda message, arrays: found.append(message)
+        )
+        return found[-1].ticket if isinstance(found[-1], DealtBatch) else found[-1]
 
 
 def test_a_push_commits_its_batch_once():

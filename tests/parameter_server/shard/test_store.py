@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.sweeps import some
 from tfdist.parameter_server.protocol.gradients import PushedGradients, weighted_sum
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.shard.store import Store, is_elementwise
 
 SHAPES = [(4, 3), (3,), (5, 2), ()]
@@ -26,11 +26,11 @@ def gradients(step):
 
 def held(**options):
     rows = [len(value) if value.ndim else 1 for value in values()]
-    return [Held(f"v{place}", 0, count, count, **options) for place, count in enumerate(rows)]
+    return [HeldRows(f"v{place}", 0, count, count, **options) for place, count in enumerate(rows)]
 
 
 def store_of(optimizer, described=None, state=None):
-    return Store(described or held(), state or State(values()), keras.saving.serialize_keras_object(optimizer))
+    return Store(described or held(), state or TrainingState(values()), keras.saving.serialize_keras_object(optimizer))
 
 
 def pushed(store, arrays, kinds=ALL, sparse=None):
@@ -122,7 +122,7 @@ def test_elementwise_optimizers_use_one_vector():
 
 def test_weight_decay_skips_excluded_variables():
     described = held()
-    described[1] = Held("v1", 0, 3, 3, decays=False)
+    described[1] = HeldRows("v1", 0, 3, 3, decays=False)
 
     def exclude(variables, optimizer):
         optimizer.exclude_from_weight_decay(var_names=["v1"])
@@ -137,7 +137,7 @@ def test_weight_decay_skips_excluded_variables():
 
 def test_constraints_are_applied_after_the_update():
     described = held()
-    described[0] = Held("v0", 0, 4, 4, constraint=keras.constraints.serialize(keras.constraints.MaxNorm(0.5)))
+    described[0] = HeldRows("v0", 0, 4, 4, constraint=keras.constraints.serialize(keras.constraints.MaxNorm(0.5)))
 
     def constrain(variables, optimizer):
         variables[0].constraint = keras.constraints.MaxNorm(0.5)
@@ -217,8 +217,8 @@ def test_moving_averages_equal_keras():
 
 def test_dtypes_are_kept_in_separate_vectors():
     mixed = [np.ones(3, np.float32), np.ones(2, np.float64), np.ones(4, np.float32)]
-    described = [Held(f"v{place}", 0, len(value), len(value)) for place, value in enumerate(mixed)]
-    store = store_of(keras.optimizers.SGD(1.0), described, State(mixed))
+    described = [HeldRows(f"v{place}", 0, len(value), len(value)) for place, value in enumerate(mixed)]
+    store = store_of(keras.optimizers.SGD(1.0), described, TrainingState(mixed))
     assert [vector.dtype.name for vector in store.vectors()] == ["float32", "float64"]
     kinds = ("dense",) * 3
     store.update(PushedGradients(kinds, store.shapes.layout(kinds).vectors(mixed)))

@@ -5,7 +5,7 @@ import pytest
 from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.options.staleness import DropBeyond
 from tfdist.parameter_server.options.synchronization import Asynchronous, Synchronous
-from tfdist.parameter_server.protocol.dealing import BeginEpoch, Take
+from tfdist.parameter_server.protocol.dealing import BeginEpoch, TakeBatch
 from tfdist.parameter_server.protocol.messages import Decision, Pull, Push
 from tfdist.parameter_server.shard.ledger import Ledger
 from tfdist.parameter_server.shard.tickets import Tickets
@@ -30,7 +30,7 @@ class Talk:
         return self.answers[-1]
 
     def take(self, worker=0, request=0):
-        return self.say(Take(1, worker, 1, 0, 0, request)).ticket
+        return self.say(TakeBatch(1, worker, 1, 0, 0, request)).ticket
 
 
 def test_push_commits_its_batch_and_has_a_decision():

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from tfdist.parameter_server.protocol.sharding import Variable, assign_shards
-from tfdist.parameter_server.protocol.state import Progress, rows_of_sequences
+from tfdist.parameter_server.protocol.state import ShardProgress, rows_of_sequences
 from tfdist.parameter_server.snapshots.state import PartState, ShardState
 
 DIGEST = "0123456789abcdef"
@@ -64,7 +64,7 @@ def shard(server, servers, version=7, digest=DIGEST, sequences=None, counted=Non
         optimizer=OPTIMIZER,
         scalars={"iterations": np.array(version, np.int64), "learning_rate": np.array(1 / (1 + version), np.float32)},
         parts=tuple(parts_of(version, rows_of(server, servers))),
-        progress=Progress(
+        progress=ShardProgress(
             version,
             counted={0: version, 3: 1} if counted is None else counted,
             applied=rows_of_sequences(

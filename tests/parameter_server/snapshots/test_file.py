@@ -20,7 +20,7 @@ from tests.parameter_server.snapshots.states import (
     rows_of,
     shard,
 )
-from tfdist.parameter_server.protocol.state import Progress
+from tfdist.parameter_server.protocol.state import ShardProgress
 from tfdist.parameter_server.snapshots import file
 from tfdist.parameter_server.snapshots.file import DamagedError, describe, load, save
 from tfdist.parameter_server.snapshots.state import PartState, ShardState, SnapshotError
@@ -35,7 +35,7 @@ def saved(path, state):
 def of_one(value, digest=DIGEST, **slots):
     """A state of one whole variable."""
     part = PartState("w", 0, len(value) if value.ndim else 1, len(value) if value.ndim else 1, value, slots)
-    return ShardState(digest, {}, {}, (part,), Progress(1))
+    return ShardState(digest, {}, {}, (part,), ShardProgress(1))
 
 
 def test_numpy_alone_reads_the_file(tmp_path):
@@ -111,7 +111,7 @@ def test_other_dtypes_are_refused(array):
 
 def test_configs_that_are_no_json_are_refused():
     with pytest.raises(TypeError):
-        save(io.BytesIO(), ShardState(DIGEST, {"rate": object()}, {}, (), Progress(1)))
+        save(io.BytesIO(), ShardState(DIGEST, {"rate": object()}, {}, (), ShardProgress(1)))
 
 
 @pytest.mark.parametrize("chunk", [1000, 7000, 1 << 20])
@@ -132,7 +132,7 @@ def test_ambiguous_names_are_kept_apart(tmp_path):
         PartState(path, 0, 1, 1, np.array(number), {slot: np.array(number + 1)})
         for number, (path, slot) in enumerate((("a:b", "c"), ("a", "b:c"), ("/ü ../x", "file")))
     )
-    path = saved(tmp_path / "file.npz", ShardState(DIGEST, {}, {}, parts, Progress(1)))
+    path = saved(tmp_path / "file.npz", ShardState(DIGEST, {}, {}, parts, ShardProgress(1)))
     found, _ = load(path, [(index, 0, 1) for index in range(3)], with_scalars=False)
     assert_same_parts(found, parts)
 

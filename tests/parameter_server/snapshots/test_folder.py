@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfdist.parameter_server.protocol.state import Progress
+from tfdist.parameter_server.protocol.state import ShardProgress
 from tfdist.parameter_server.snapshots.file import save
 from tfdist.parameter_server.snapshots.folder import (
     PARTIAL,
@@ -22,7 +22,7 @@ def put(folder, server, servers, number, rows, digest="model"):
     )
     path = folder / file_name(server, servers, number)
     with path.open("wb") as file:
-        save(file, ShardState(digest, {}, {}, parts, Progress(1)))
+        save(file, ShardState(digest, {}, {}, parts, ShardProgress(1)))
     return path
 
 

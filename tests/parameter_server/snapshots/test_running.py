@@ -3,16 +3,16 @@ import logging
 import numpy as np
 import pytest
 
-from tfdist.parameter_server.protocol.state import Held, Progress
+from tfdist.parameter_server.protocol.state import HeldRows, ShardProgress
 from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.snapshots.sharded import PartState, ShardState, SnapshotError
 
-HELD = (Held("w", 0, 3, 3),)
+HELD = (HeldRows("w", 0, 3, 3),)
 
 
 def state_of(version):
     part = PartState("w", 0, 3, 3, np.full(3, version, np.float32), {})
-    return ShardState("model", {}, {}, (part,), Progress(version))
+    return ShardState("model", {}, {}, (part,), ShardProgress(version))
 
 
 def test_written_snapshot_is_found(tmp_path, caplog):

@@ -16,7 +16,7 @@ import pytest
 
 from tests.parameter_server.snapshots.states import DIGEST, assert_same, assert_same_parts, parts_of, rows_of, shard
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.protocol.state import Progress, sequences_of_rows
+from tfdist.parameter_server.protocol.state import ShardProgress, sequences_of_rows
 from tfdist.parameter_server.snapshots.sharded import PartState, ShardState, SnapshotError, read, write
 
 
@@ -31,7 +31,7 @@ def names(folder):
 def small(version, path="w", begin=0, end=4, rows=4, **slots):
     """A state of one variable, whose value is the version."""
     value = np.full((end - begin, 2), version, np.float32)
-    return ShardState(DIGEST, {}, {}, (PartState(path, begin, end, rows, value, slots),), Progress(version))
+    return ShardState(DIGEST, {}, {}, (PartState(path, begin, end, rows, value, slots),), ShardProgress(version))
 
 
 # Any number of servers.
@@ -71,7 +71,7 @@ def test_a_single_servers_snapshot_is_exact_for_any_number(tmp_path):
     write(tmp_path, 0, 1, shard(0, 1, 9, counted={0: 4, 1: 5}, sequences={(0, 5): 3, (1, 6): 4}))
     for server in range(3):
         found = read(tmp_path, DIGEST, rows_of(server, 3))
-        assert found.progress == Progress(9, {0: 4, 1: 5}, ((0, 5, 3), (1, 6, 4)), 3)
+        assert found.progress == ShardProgress(9, {0: 4, 1: 5}, ((0, 5, 3), (1, 6, 4)), 3)
 
 
 def test_joined_rows_have_the_assignment_of_the_lowest_version(tmp_path):
@@ -124,7 +124,7 @@ def test_times_of_files_do_not_matter(tmp_path):
 
 def test_server_without_variables_is_restored(tmp_path):
     """Where there are more servers than variables."""
-    empty = ShardState(DIGEST, {}, {"iterations": np.array(3)}, (), Progress(3, {0: 3}, ((0, 5, 2),)))
+    empty = ShardState(DIGEST, {}, {"iterations": np.array(3)}, (), ShardProgress(3, {0: 3}, ((0, 5, 2),)))
     write(tmp_path, 0, 2, small(3))
     write(tmp_path, 1, 2, empty)
     assert_same(read(tmp_path, DIGEST, []), empty)
@@ -284,7 +284,7 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from tfdist.parameter_server.protocol.state import Progress
+from tfdist.parameter_server.protocol.state import ShardProgress
 from tfdist.parameter_server.snapshots.sharded import PartState, ShardState, write
 
 folder, first, dies_in = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -293,7 +293,7 @@ for version in range(first, first + 1000):
         setattr(os, dies_in, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     value, slot = (np.full(100_000, version + more, np.float32) for more in (0, 0.5))
     part = PartState("w", 0, 100_000, 100_000, value, {"momentum": slot})
-    progress = Progress(version, {0: version})
+    progress = ShardProgress(version, {0: version})
     write(folder, 0, 1, ShardState("model", {}, {"iterations": np.array(version)}, (part,), progress))
     print(version, flush=True)
 """
@@ -346,7 +346,7 @@ def test_kill_within_a_write_leaves_a_whole_snapshot(tmp_path, dies_in, expected
         assert process.stdout.read().split() == ["1", "2"]
     assert process.returncode == -signal.SIGKILL
     assert version_in(tmp_path) == expected
-    write(tmp_path, 0, 1, ShardState("model", {}, {}, (), Progress(9)))
+    write(tmp_path, 0, 1, ShardState("model", {}, {}, (), ShardProgress(9)))
     assert version_in(tmp_path) == expected
     assert not list(tmp_path.glob("*.partial"))
 
@@ -465,7 +465,7 @@ def test_a_full_disk_leaves_the_snapshots_as_they_were(tmp_path):
 
 def test_equal_paths_raise(tmp_path):
     [part] = small(1).parts
-    twice = ShardState(DIGEST, {}, {}, (part, part), Progress(1))
+    twice = ShardState(DIGEST, {}, {}, (part, part), ShardProgress(1))
     with pytest.raises(ValueError, match="two variables have the path 'w'"):
         write(tmp_path, 0, 1, twice)
     with pytest.raises(ValueError, match="two variables have the path 'w'"):

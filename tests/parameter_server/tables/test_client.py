@@ -17,7 +17,7 @@ from tfdist.parameter_server.tables.client import InProcess, TableClient, TableC
 from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.parameter_server.tables.snapshots import TableSnapshots
 from tfdist.parameter_server.tables.tables import Tables
-from tfdist.parameter_server.worker.client import RefusedError
+from tfdist.parameter_server.worker.client import MessageRefusedError
 
 DIM = 3
 FORM = TableSpec(DIM, InitialRows(seed=4), RowPolicy())
@@ -134,10 +134,10 @@ def test_snapshots_are_taken_while_the_server_runs(tmp_path):
 def test_a_refusal_is_raised_and_kept():
     line = TableConnections([InProcess()])
     table = TableClient(line, "users", FORM)
-    with pytest.raises(RefusedError, match="by which optimizer") as raised:
+    with pytest.raises(MessageRefusedError, match="by which optimizer") as raised:
         table.update(KEYS, gradients(KEYS))
     assert line.failure is raised.value
-    with pytest.raises(RefusedError, match="dim 3"):
+    with pytest.raises(MessageRefusedError, match="dim 3"):
         TableClient(line, "users", TableSpec(4, FORM.initial, FORM.policy)).export()
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 
 from tfdist.parameter_server.protocol.tables import UpdateRows
-from tfdist.parameter_server.tables.round import Part, Round
+from tfdist.parameter_server.tables.round import Round, TableUpdatePart
 
 
 def part(worker, id=0):
     keys, gradients = np.array([worker], np.int64), np.ones((1, 2), np.float32)
-    return Part(UpdateRows(id, worker, 1, "users", 0), keys, gradients, lambda answer, arrays: None)
+    return TableUpdatePart(UpdateRows(id, worker, 1, "users", 0), keys, gradients, lambda answer, arrays: None)
 
 
 def test_parts_are_awaited_and_ordered_by_worker():

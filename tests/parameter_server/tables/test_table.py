@@ -7,7 +7,7 @@ import pytest
 from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.key_hash import server_of
 from tfdist.parameter_server.options.row_policy import RowPolicy
-from tfdist.parameter_server.tables.table import Table
+from tfdist.parameter_server.tables.table import EmbeddingTable
 
 DIM = 2
 INITIAL = InitialRows("normal", scale=1.0, seed=7)
@@ -16,7 +16,7 @@ MIN, MAX = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 def table_of(optimizer=None, **policy):
     optimizer = optimizer or keras.optimizers.SGD(1.0)
-    return Table(DIM, keras.optimizers.serialize(optimizer), INITIAL, RowPolicy(**policy))
+    return EmbeddingTable(DIM, keras.optimizers.serialize(optimizer), INITIAL, RowPolicy(**policy))
 
 
 def keys_of(*keys):
@@ -430,7 +430,7 @@ def test_incompatible_snapshots_raise():
     adam = table_of(keras.optimizers.Adam(0.1))
     with pytest.raises(ValueError, match="another embedding or optimizer: slot0 is missing; expected float32"):
         adam.restore([state])
-    wide = Table(3, keras.optimizers.serialize(keras.optimizers.SGD(1.0)))
+    wide = EmbeddingTable(3, keras.optimizers.serialize(keras.optimizers.SGD(1.0)))
     with pytest.raises(ValueError, match=r"values is float32 with rows of shape \(2,\); expected .* \(3,\)"):
         wide.restore([state])
     with pytest.raises(ValueError, match="one server at least; got none"):
@@ -472,7 +472,7 @@ def test_slots_can_start_with_the_rows_value():
 
 
 def test_float64_rows_keep_small_updates():
-    table = Table(DIM, keras.optimizers.serialize(keras.optimizers.SGD(1.0)), INITIAL, dtype="float64")
+    table = EmbeddingTable(DIM, keras.optimizers.serialize(keras.optimizers.SGD(1.0)), INITIAL, dtype="float64")
     rows = use(table, 1)
     assert rows.dtype == np.float64
     table.update(keys_of(1), np.full((1, DIM), 2.0**-40))
@@ -482,9 +482,9 @@ def test_float64_rows_keep_small_updates():
 def test_invalid_arguments_raise():
     sgd = keras.optimizers.serialize(keras.optimizers.SGD(1.0))
     with pytest.raises(ValueError, match="dim must be a whole number of at least 1; got 0"):
-        Table(0, sgd)
+        EmbeddingTable(0, sgd)
     with pytest.raises(ValueError, match='dtype must be "float32" or "float64"; got \'float16\''):
-        Table(2, sgd, dtype="float16")
+        EmbeddingTable(2, sgd, dtype="float16")
     table = table_of()
     with pytest.raises(TypeError, match="keys must be int64; got int32"):
         table.lookup(np.array([1], np.int32), create=True)

@@ -16,7 +16,7 @@ from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server.options.synchronization import BoundedStaleness
 from tfdist.parameter_server.protocol.messages import Attach, Refused
 from tfdist.parameter_server.worker import client as clients
-from tfdist.parameter_server.worker.client import RefusedError
+from tfdist.parameter_server.worker.client import MessageRefusedError
 
 
 def test_wait_has_no_deadline_while_the_server_lives(monkeypatch):
@@ -48,7 +48,7 @@ def test_requests_to_several_servers_run_concurrently():
 
 def test_a_refusal_is_an_error():
     with serving() as server, connected(server) as one:
-        with pytest.raises(RefusedError, match="ps 0 refuses Push: this connection has not attached") as caught:
+        with pytest.raises(MessageRefusedError, match="ps 0 refuses Push: this connection has not attached") as caught:
             push(one)
         assert caught.value.refused.is_unknown
 
@@ -61,7 +61,9 @@ def test_rendezvous_error_replaces_the_servers_refusal(monkeypatch, is_told):
     with serving() as server, connected(server) as one:
         one._answer = lambda id, seconds: (Refused(id, "worker 1 has ended", ended=1), [])
         one._failure = lambda: next(news)
-        with pytest.raises(PeerLostError if is_told else RefusedError, match="rank 1 died" if is_told else "has ended"):
+        with pytest.raises(
+            PeerLostError if is_told else MessageRefusedError, match="rank 1 died" if is_told else "has ended"
+        ):
             attach(one, 0)
 
 
@@ -132,7 +134,7 @@ def test_connection_finds_a_restarted_server_process(monkeypatch):
             first.wait()
             with harness.started([program, address], 1) as second:
                 second.await_output(0, " now")
-                with pytest.raises(RefusedError) as caught:
+                with pytest.raises(MessageRefusedError) as caught:
                     push(one, clock=1)
                 assert caught.value.refused.is_unknown
                 assert not attach(one).is_created

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from tests.parameter_server.serving import connected, serving
-from tfdist.parameter_server.protocol.messages import GiveState, Refused, StateDiffers, Waiting
-from tfdist.parameter_server.worker.client import RefusedError
-from tfdist.parameter_server.worker.layer_states import LayerStates, digest, take
+from tfdist.parameter_server.protocol.messages import CompareState, Refused, StateDiffers, Waiting
+from tfdist.parameter_server.worker.client import MessageRefusedError
+from tfdist.parameter_server.worker.layer_states import LayerStateStore, digest, take
 
 ONES, TWOS = np.ones(3, np.float32), np.full((2, 2), 2.0, np.float32)
 
@@ -12,7 +12,7 @@ ONES, TWOS = np.ones(3, np.float32), np.full((2, 2), 2.0, np.float32)
 def given(arrays, worker=0, model="model", occurrence=0, place=0, incarnation=1, described=("a", "b")):
     def message(id, sent):
         of = model, occurrence, place, described, tuple(map(digest, arrays))
-        return GiveState(id, worker, incarnation, *of, tuple(sent))
+        return CompareState(id, worker, incarnation, *of, tuple(sent))
 
     return message
 
@@ -21,7 +21,7 @@ class Heard:
     """A server's states, and what is answered."""
 
     def __init__(self):
-        self.states, self.answers = LayerStates(), []
+        self.states, self.answers = LayerStateStore(), []
 
     def __call__(self, message, arrays=()):
         self.states.heard(message, arrays, lambda answer, arrays: self.answers.append((answer, list(arrays))))
@@ -95,7 +95,7 @@ def test_workers_do_not_wait_for_a_lost_chief():
     heard.states.lost(0)
     assert heard.answers[-1] == (StateDiffers(0, (), is_known=False), [])
     again = Heard()
-    again.states = LayerStates(lambda: False)
+    again.states = LayerStateStore(lambda: False)
     assert again(given([ONES], 1)(0, ())) == (StateDiffers(0, (), is_known=False), [])
 
 
@@ -110,5 +110,5 @@ def test_missing_values_of_the_chief_log_a_warning(caplog):
 def test_a_refusal_is_raised():
     with serving() as server, connected(server) as chief, connected(server) as worker:
         take(chief, given([], model="a", described=("x",)), [])
-        with pytest.raises(RefusedError, match="another model"):
+        with pytest.raises(MessageRefusedError, match="another model"):
             take(worker, given([], 1, model="b", described=("y",)), [])

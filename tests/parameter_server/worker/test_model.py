@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.worker.model import Model
 
 SHAPES = [(1000, 100), (100,), (), (7, 3)]
@@ -22,7 +22,7 @@ def values():
 def test_parts_join_to_the_whole_model(servers):
     model = model_of(servers)
     momenta = [{"momentum": value + 1} for value in values()]
-    state = State(values(), momenta, {"iteration": np.array(3)})
+    state = TrainingState(values(), momenta, {"iteration": np.array(3)})
     parts = [model.part_of(server, state) for server in range(servers)]
     for part, shapes in zip(parts, model.shapes, strict=True):
         assert [value.shape for value in part.values] == shapes.shapes
@@ -34,7 +34,7 @@ def test_parts_join_to_the_whole_model(servers):
 
 def test_servers_are_told_which_rows_they_hold():
     model = model_of(2)
-    described = [Held(path, 0, 0, 0, decays=path != "bias") for path in PATHS]
+    described = [HeldRows(path, 0, 0, 0, decays=path != "bias") for path in PATHS]
     held = [one for server in range(2) for one in model.held(server, described)]
     assert sorted((one.begin, one.end) for one in held if one.path == "large") == [(0, 500), (500, 1000)]
     assert [one.decays for one in held if one.path == "bias"] == [False]

@@ -13,8 +13,8 @@ from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs, nu
 from tfdist.parameter_server.dealing.plan import Plan
 from tfdist.parameter_server.options.synchronization import Asynchronous, BoundedStaleness, Synchronous
 from tfdist.parameter_server.protocol.gradients import PushedGradients
-from tfdist.parameter_server.protocol.state import Held, State
-from tfdist.parameter_server.worker.client import Connection, RefusedError
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
+from tfdist.parameter_server.worker.client import Connection, MessageRefusedError
 from tfdist.parameter_server.worker.model import Model
 from tfdist.parameter_server.worker.session import Session
 
@@ -30,18 +30,20 @@ def model_of(servers=2, shapes=SHAPES):
 def described(momentum=0.0):
     optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(1.0, momentum=momentum))
     rows = [shape[0] if shape else 1 for shape in SHAPES]
-    return [Held(path, 0, count, count) for path, count in zip(PATHS, rows, strict=True)], optimizer
+    return [HeldRows(path, 0, count, count) for path, count in zip(PATHS, rows, strict=True)], optimizer
 
 
 def first_state():
-    return State(first_values())
+    return TrainingState(first_values())
 
 
 def pushed(session, arrays):
     """By server, the gradients of its parts: of arrays, one for each variable."""
     model = session._model
     return [
-        PushedGradients(("dense",) * len(parts), shapes.layout().vectors(model.part_of(server, State(arrays)).values))
+        PushedGradients(
+            ("dense",) * len(parts), shapes.layout().vectors(model.part_of(server, TrainingState(arrays)).values)
+        )
         for server, (parts, shapes) in enumerate(zip(model.dealing.shards, model.shapes, strict=True))
     ]
 
@@ -198,7 +200,7 @@ def test_another_model_is_refused():
         begin(0, session)
         other = Session(session._connections, 1, model_of(shapes=[(5,), *SHAPES[1:]]))
         why = r"another model than the chief's: variable 1 is large \[5\] float32, the chief's is large \[1000, 200\]"
-        with pytest.raises(RefusedError, match=why):
+        with pytest.raises(MessageRefusedError, match=why):
             other.begin(*described(), None)
 
 
@@ -209,7 +211,7 @@ def test_late_worker_gets_the_newest_of_equal_models():
         begin(0, first)
         first.close(is_over=True)
         late = Session(connections(session), 1, model_of())
-        with pytest.raises(RefusedError, match="all other workers have finished training"):
+        with pytest.raises(MessageRefusedError, match="all other workers have finished training"):
             late.begin(*described(), None)
         second = Session(connections(session), 0, model_of(), begun=[model_of().name])
         begin(0, second)
@@ -250,7 +252,7 @@ def test_restarted_server_gets_the_chiefs_model(caplog):
         connections = [Connection(one.address, "ps", DEADLINE) for one in (server, other)]
         session = Session(connections, 0, model_of())
         stack.callback(session.close)
-        session.begin(*described(), lambda: State(newest or first_values()))
+        session.begin(*described(), lambda: TrainingState(newest or first_values()))
         for _ in range(3):
             newest[:] = session.whole(session.step(ones(session)))
         first.close()

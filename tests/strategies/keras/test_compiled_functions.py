@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.engine.host_calls import RefusedError, host_call
+from tfdist.engine.host_calls import HostCallError, host_call
 from tfdist.private.keras import backend, tf_core
 from tfdist.private.models import logits_of, set_logits
 from tfdist.strategies.keras import compiled_functions
@@ -114,7 +114,7 @@ def test_calls_of_the_host_are_refused():
         return host_call(lambda value: value, [given], tf.float32, "sum")
 
     def outer(given):
-        with pytest.raises(RefusedError, match="cannot compile calls of host functions, such as sum"):
+        with pytest.raises(HostCallError, match="cannot compile calls of host functions, such as sum"):
             compiled_functions.call(function, given)
         return host_call(lambda value: value + 1, [given], tf.float32, "sum")
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist.cluster.settings import Timeouts
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rules import Averaging
 from tfdist.quorum.course import QuorumRoundsFactory
@@ -25,7 +25,7 @@ class Meets(tf.distribute.Strategy):
         keras_seams.install()
         self.engine = Engine(LocalWorld(1).communicator(0), None, Timeouts())
         courses = QuorumRoundsFactory(members, Every(2), Averaging, None, "")
-        super().__init__(QuorumExtended(self, Group(self.engine), ["CPU:0"], courses, members.task, 2))
+        super().__init__(QuorumExtended(self, ProcessGroup(self.engine), ["CPU:0"], courses, members.task, 2))
         self.rank = members.task
 
 

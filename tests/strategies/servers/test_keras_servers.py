@@ -15,7 +15,7 @@ from tests.strategies.served import served
 from tests.sweeps import some, sweep
 from tfdist import compression
 from tfdist.parameter_server import BoundedStaleness, LocalSteps
-from tfdist.parameter_server.worker.client import RefusedError
+from tfdist.parameter_server.worker.client import MessageRefusedError
 from tfdist.strategies.keras import keras_callbacks
 
 X = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
@@ -483,7 +483,7 @@ def test_second_model_unlike_the_chiefs_is_refused():
         for model in (chief, worker):
             fit(model, epochs=1)
         fit(model_in(first, "sgd"), epochs=1)
-        with pytest.raises(RefusedError, match="but the chief trains SGD-"):
+        with pytest.raises(MessageRefusedError, match="but the chief trains SGD-"):
             fit(model_in(second), epochs=1)
 
 

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 
-from tfdist.parameter_server.dealing.dealer import Batch, Dealer, Over
+from tfdist.parameter_server.dealing.dealer import Batch, Dealer, EpochOver
 from tfdist.parameter_server.dealing.plan import order
 from tfdist.private.keras import array_slicing, data_adapters, tree
 from tfdist.strategies.servers.dealt_batches import dataset
@@ -385,9 +385,9 @@ class Together:
             places = order(plan, epoch)
             while True:
                 with self.changed:
-                    while not isinstance(answer := self.dealer.take(worker, epoch), Batch | Over):
+                    while not isinstance(answer := self.dealer.take(worker, epoch), Batch | EpochOver):
                         assert self.changed.wait(60)
-                if isinstance(answer, Over):
+                if isinstance(answer, EpochOver):
                     return
                 yield answer.ticket, places[answer.start : answer.stop]
 

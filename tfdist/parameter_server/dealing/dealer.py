@@ -49,7 +49,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitForBatch:
     """Answer that there is no batch now.
 
     The remaining batches are with other workers, which may die, or are not brought yet, or this worker has its limit.
@@ -57,7 +57,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Over:
+class EpochOver:
     """Answer that the epoch has no more batches: every sample is committed, or all workers have gone on."""
 
 
@@ -208,10 +208,11 @@ class Dealer:
             self._go_on(worker, earlier)
         return plan
 
-    def take(self, worker: int, epoch: EpochKey, request: int | None = None) -> Batch | Wait | Over:
+    def take(self, worker: int, epoch: EpochKey, request: int | None = None) -> Batch | WaitForBatch | EpochOver:
         """Deals a batch to a worker.
 
-        After `Wait`, ask again when a worker has committed, given back or been lost, or when a stream has brought more.
+        After `WaitForBatch`, ask again when a worker has committed, given back or been lost, or when a stream has
+        brought more.
 
         Args:
             worker: number of a worker that has begun the epoch.
@@ -226,16 +227,16 @@ class Dealer:
         if current is None and self._is_past(epoch):
             if one is not None:
                 one.is_idle = True  # others' last batches must not wait for this worker's first one of the next epoch
-            return Over()
+            return EpochOver()
         if current is None or one is None or one.epoch != epoch:
             raise DealerError(f"worker {worker} has to begin {_name(epoch)} before it takes batches of it")
         if request is not None and request <= one.request:
             is_open = request == one.request and one.ticket in current.out
-            return current.batch(one.ticket) if is_open else Wait()
+            return current.batch(one.ticket) if is_open else WaitForBatch()
         number = current.next() if len(one.held) < self._limit else None
         one.is_idle = number is None and not one.held and not current.is_growing
         if number is None:
-            return Wait()
+            return WaitForBatch()
         ticket = self.next_ticket
         self.next_ticket += 1
         current.out[ticket] = worker, number
@@ -387,7 +388,7 @@ class Dealer:
 
     @property
     def idle(self) -> frozenset[int]:
-        """Workers without a batch whose last request was answered by `Wait` or `Over`.
+        """Workers without a batch whose last request was answered by `WaitForBatch` or `EpochOver`.
 
         No worker may wait for an idle worker's clock: an idle worker pushes nothing before others commit, or before
         the next epoch.

@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.parameter_server.dealing.dealer import Batch, Dealer, DealerError, Over
+from tfdist.parameter_server.dealing.dealer import Batch, Dealer, DealerError, EpochOver
 from tfdist.parameter_server.dealing.merging import Merging
 from tfdist.parameter_server.dealing.plan import EpochKey
 from tfdist.parameter_server.protocol.dealing import (
     BeginEpoch,
-    Bring,
-    Brought,
+    BringBatch,
     DealerMessage,
-    Dealt,
+    DealtBatch,
+    EpochPlanned,
     LeaveEpoch,
     MergeMetrics,
     NoBatch,
-    Planned,
-    Skip,
-    Take,
+    RoomForBatch,
+    SkipBatch,
+    TakeBatch,
 )
 from tfdist.parameter_server.protocol.messages import Done, Refused, Waiting
 from tfdist.parameter_server.protocol.wire import Message
@@ -32,7 +32,7 @@ Answer = Callable[[Message, Sequence[np.ndarray]], None]
 
 
 @dataclass
-class _Parked:
+class _ParkedRequest:
     """A request that waits for a batch, or for room for a batch.
 
     Attributes:
@@ -65,9 +65,9 @@ class DealerService:
         self._dealer = dealer or Dealer()
         self._job = job
         self._incarnations: dict[int, int] = {}
-        self._parked: dict[int, _Parked] = {}
+        self._parked: dict[int, _ParkedRequest] = {}
         self._brings: BeginEpoch | None = None
-        self._bringing: _Parked | None = None
+        self._bringing: _ParkedRequest | None = None
         self._streamless = -1
         self._failures: dict[EpochKey, str] = {}
         self.merging = Merging(self._dealer.workers)
@@ -89,7 +89,9 @@ class DealerService:
             answer: function that sends the answer; may be called later.
         """
         if not isinstance(message, BeginEpoch) and self._incarnations.get(message.worker) != message.incarnation:
-            if isinstance(message, (LeaveEpoch, Skip)):  # nothing is left to do: the dealer has forgotten the worker
+            if isinstance(
+                message, (LeaveEpoch, SkipBatch)
+            ):  # nothing is left to do: the dealer has forgotten the worker
                 answer(Done(message.id, 0), ())
             else:
                 why = f"worker {message.worker} has not begun this epoch, or was taken for lost"
@@ -98,11 +100,11 @@ class DealerService:
         match message:
             case BeginEpoch():
                 self._begin(message, answer)
-            case Take():
+            case TakeBatch():
                 self._take(message, answer)
-            case Bring():
+            case BringBatch():
                 self._bring(message, arrays, answer)
-            case Skip():
+            case SkipBatch():
                 if self._dealer.may_commit(message.worker, message.ticket):
                     self._dealer.commit(message.worker, message.ticket)
                 answer(Done(message.id, 0), ())
@@ -194,20 +196,20 @@ class DealerService:
             self._brings = message
         elif plan.samples is None and message.fit <= self._streamless:
             self._dealer.end_stream(key)
-        answer(Planned(message.id, plan.seed), ())
+        answer(EpochPlanned(message.id, plan.seed), ())
 
-    def _take(self, message: Take, answer: Answer) -> None:
+    def _take(self, message: TakeBatch, answer: Answer) -> None:
         """Answers a request for a batch, now or later. A repeated request replaces its earlier copy."""
         parked = self._parked.get(message.worker)
         if parked is not None and parked.message.request > message.request:
             return  # a late copy
-        self._parked[message.worker] = _Parked(message, answer)
+        self._parked[message.worker] = _ParkedRequest(message, answer)
         self._settle()
         if message.worker in self._parked:
             awaited = () if self._brings is None else (self._brings.worker,)
             answer(Waiting(message.id, awaited), ())
 
-    def _bring(self, message: Bring, arrays: Sequence[np.ndarray], answer: Answer) -> None:
+    def _bring(self, message: BringBatch, arrays: Sequence[np.ndarray], answer: Answer) -> None:
         key = _epoch_of(message)
         if message.failure is not None:
             self._failures[key] = message.failure
@@ -215,7 +217,7 @@ class DealerService:
             self._dealer.end_stream(key)
         else:
             self._dealer.bring(key, message.number, arrays)
-        self._bringing = _Parked(message, answer)
+        self._bringing = _ParkedRequest(message, answer)
         self._settle()
         if self._bringing is not None:
             answer(Waiting(message.id), ())
@@ -230,7 +232,7 @@ class DealerService:
 
     def _end_bringing(self) -> None:
         if self._bringing is not None:
-            self._bringing.answer(Brought(self._bringing.message.id, None), ())
+            self._bringing.answer(RoomForBatch(self._bringing.message.id, None), ())
             self._bringing = None
 
     def _end_parked(self, worker: int) -> None:
@@ -250,13 +252,13 @@ class DealerService:
             key = _epoch_of(bringing.message)
             if self._dealer.has_room(key):
                 self._bringing = None
-                bringing.answer(Brought(bringing.message.id, self._dealer.wanted(key)), ())
+                bringing.answer(RoomForBatch(bringing.message.id, self._dealer.wanted(key)), ())
         if (idle := self._dealer.idle) != self._idle:
             self._idle = idle
             self.when_idle_changes(idle)
         self.merging.settle()
 
-    def _answer_to(self, message: Take) -> tuple[Message, Sequence[np.ndarray]] | None:
+    def _answer_to(self, message: TakeBatch) -> tuple[Message, Sequence[np.ndarray]] | None:
         key = _epoch_of(message)
         if key in self._failures:
             return Refused(message.id, self._failures[key]), ()
@@ -265,13 +267,13 @@ class DealerService:
         except DealerError as error:
             return Refused(message.id, str(error), is_unknown=True), ()
         if isinstance(dealt, Batch):
-            return Dealt(message.id, dealt.ticket, dealt.start, dealt.stop), dealt.content or ()
-        if isinstance(dealt, Over):
+            return DealtBatch(message.id, dealt.ticket, dealt.start, dealt.stop), dealt.content or ()
+        if isinstance(dealt, EpochOver):
             return NoBatch(message.id, is_over=True), ()
         if message.worker in self._dealer.idle and not message.is_idle:
             return NoBatch(message.id, is_over=False), ()
         return None
 
 
-def _epoch_of(message: BeginEpoch | Bring | Take) -> EpochKey:
+def _epoch_of(message: BeginEpoch | BringBatch | TakeBatch) -> EpochKey:
     return message.fit, message.epoch

@@ -16,15 +16,15 @@ from tfdist.parameter_server.dealing.plan import Plan, order
 from tfdist.parameter_server.dealing.stream_reader import Stream, StreamReader
 from tfdist.parameter_server.protocol.dealing import (
     BeginEpoch,
-    Dealt,
+    DealtBatch,
     LeaveEpoch,
     MergeMetrics,
     NoBatch,
     Rule,
-    Skip,
-    Take,
+    SkipBatch,
+    TakeBatch,
 )
-from tfdist.parameter_server.worker.client import Connection, RefusedError
+from tfdist.parameter_server.worker.client import Connection, MessageRefusedError
 
 AFTER_PAUSE = 1 << 62
 """Bit of a ticket: the worker had to wait for this batch, and has to read the newest values before it trains on it."""
@@ -99,7 +99,7 @@ class SharedEpochs:
             epoch: number of the epoch.
 
         Raises:
-            RefusedError: the other workers have other data, or shuffle them differently.
+            MessageRefusedError: the other workers have other data, or shuffle them differently.
             PeerLostError: the server cannot be reached.
         """
         self._epoch, self.taken = None, 0
@@ -150,7 +150,7 @@ class SharedEpochs:
             ticket: ticket of the batch.
         """
         with self._telling:
-            self._teller.request(lambda id: Skip(id, self._worker, self._incarnation, number_of(ticket)))
+            self._teller.request(lambda id: SkipBatch(id, self._worker, self._incarnation, number_of(ticket)))
 
     def merged(self, arrays: Sequence[np.ndarray], rules: Sequence[Rule]) -> list[np.ndarray]:
         """Returns the state of metrics over all workers at the end of the epoch, when all workers have given theirs.
@@ -172,7 +172,7 @@ class SharedEpochs:
             while True:
                 try:
                     return self._teller.request(merge, arrays)[1]
-                except RefusedError as error:
+                except MessageRefusedError as error:
                     if not error.refused.is_unknown:
                         raise
                 self._begun(self._teller, epoch)  # the server was started again, or took this worker for lost
@@ -220,17 +220,17 @@ class SharedEpochs:
         answer, _ = connection.request(begin)
         self._plan = Plan(plan.samples, plan.batch_size, answer.seed)
 
-    def _taken(self, epoch: int, is_idle: bool) -> tuple[Dealt | NoBatch, list[np.ndarray]]:
+    def _taken(self, epoch: int, is_idle: bool) -> tuple[DealtBatch | NoBatch, list[np.ndarray]]:
         """Requests a batch, and returns the answer; an end of the epoch if this worker has gone on meanwhile."""
         request = next(self._requests)
 
-        def take(id: int) -> Take:
-            return Take(id, self._worker, self._incarnation, self._fit, epoch, request, is_idle)
+        def take(id: int) -> TakeBatch:
+            return TakeBatch(id, self._worker, self._incarnation, self._fit, epoch, request, is_idle)
 
         while self._epoch == epoch:
             try:
                 return self._taker.request(take)
-            except RefusedError as error:
+            except MessageRefusedError as error:
                 if not error.refused.is_unknown:
                     raise
             if self._epoch == epoch:  # the server was started again, or took this worker for lost

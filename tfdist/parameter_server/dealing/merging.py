@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.parameter_server.dealing.plan import EpochKey
-from tfdist.parameter_server.protocol.dealing import Merged, MergeMetrics
+from tfdist.parameter_server.protocol.dealing import MergedMetrics, MergeMetrics
 from tfdist.parameter_server.protocol.messages import Refused, Waiting
 
 Answer = Callable[[Any, Sequence[np.ndarray]], None]
@@ -58,7 +58,7 @@ class Merging:
             return
         if key in self._results:
             rules, merged = self._results[key]
-            answer(Merged(message.id), merged if rules == message.rules else arrays)
+            answer(MergedMetrics(message.id), merged if rules == message.rules else arrays)
             return
         parts = self._epochs.setdefault(key, _Parts())
         first = next(iter(parts.given.values()), (message, arrays))
@@ -82,7 +82,7 @@ class Merging:
             while len(self._results) > _KEPT:
                 self._results.popitem(last=False)
             for worker, (message, _) in parts.given.items():
-                parts.answers[worker](Merged(message.id), merged)
+                parts.answers[worker](MergedMetrics(message.id), merged)
 
     def _awaited(self, key: EpochKey) -> tuple[int, ...]:
         return tuple(sorted(self._workers(key) - self._epochs[key].given.keys()))

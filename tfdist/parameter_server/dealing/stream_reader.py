@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.protocol.dealing import Bring, Brought
-from tfdist.parameter_server.worker.client import Connection, RefusedError
+from tfdist.parameter_server.protocol.dealing import BringBatch, RoomForBatch
+from tfdist.parameter_server.worker.client import Connection, MessageRefusedError
 
 Stream = Callable[[], Iterator[Sequence[np.ndarray]]]
 """Yields the batches of an epoch, each as a list of arrays. A second call begins again, if the data allows it."""
@@ -105,11 +105,11 @@ class StreamReader:
         """Sends a batch or the end to the server. Returns the number of the batch that it wants next; None for none."""
         while self._epoch == epoch:
             try:
-                answer: Brought = self._connection.request(
-                    lambda id: Bring(id, *self._of, epoch, number, is_end, failure), arrays
+                answer: RoomForBatch = self._connection.request(
+                    lambda id: BringBatch(id, *self._of, epoch, number, is_end, failure), arrays
                 )[0]
                 return answer.wanted
-            except RefusedError as error:
+            except MessageRefusedError as error:
                 if not error.refused.is_unknown or self._epoch != epoch:
                     raise
             self._begun(self._connection, epoch)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfdist.parameter_server.protocol.changes import Changes, Edition
 from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Shapes
-from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.state import HeldRows
 from tfdist.parameter_server.shard.private_values import PrivateValues
 
 
@@ -29,7 +29,7 @@ class Mirror(PrivateValues):
         rate: the chief's learning rate for the next push; None if the chief has sent none.
     """
 
-    def __init__(self, held: Sequence[Held], shapes: Shapes, optimizer: dict[str, Any]) -> None:
+    def __init__(self, held: Sequence[HeldRows], shapes: Shapes, optimizer: dict[str, Any]) -> None:
         self.held = list(held)
         self.shapes = shapes
         self.config = optimizer

@@ -19,25 +19,25 @@ from tfdist.parameter_server.hierarchy.splitting import split_by_root
 from tfdist.parameter_server.hierarchy.uplink import Connect, Post, Uplink
 from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes, weighted_sum
 from tfdist.parameter_server.protocol.messages import (
+    AssignValues,
     Attach,
-    Create,
+    CreateShard,
     Done,
-    Leave,
+    LeaveModel,
     Pull,
     Push,
-    Put,
     Refused,
     Suspend,
     Values,
     Waiting,
 )
 from tfdist.parameter_server.protocol.programs import CHIEF
-from tfdist.parameter_server.protocol.state import State
+from tfdist.parameter_server.protocol.state import TrainingState
 from tfdist.parameter_server.protocol.wire import Message
 from tfdist.parameter_server.shard.ledger import weights
-from tfdist.parameter_server.shard.shard import IMPORT_IT, Parked, Shard
+from tfdist.parameter_server.shard.shard import IMPORT_IT, ParkedMessage, Shard
 from tfdist.parameter_server.shard.store import is_elementwise
-from tfdist.parameter_server.worker.client import RefusedError
+from tfdist.parameter_server.worker.client import MessageRefusedError
 from tfdist.parameter_server.worker.model import Model
 from tfdist.parameter_server.worker.session import Session
 
@@ -67,7 +67,7 @@ class RootAccess:
 
 
 @dataclass(frozen=True)
-class _Fetched:
+class _FetchedValues:
     """Values that were read from the roots.
 
     Attributes:
@@ -100,7 +100,7 @@ class HostShard(Shard):
     _begun: Attach | None = None
     _model: Model | None = None
     _uplink: Uplink | None = None
-    _first: Future[State] = field(default_factory=Future)
+    _first: Future[TrainingState] = field(default_factory=Future)
     _creating: dict[Key, Answer] = field(default_factory=dict)
     _asked: dict[Key, Answer] = field(default_factory=dict)
     _in_flight: set[tuple[int, int]] = field(default_factory=set)
@@ -117,7 +117,7 @@ class HostShard(Shard):
             if self.incarnations.get(message.worker) != message.incarnation:
                 self._active.discard(message.worker)
                 self._ended[message.worker] = self._ends
-        elif isinstance(message, (Push, Suspend, Leave)) and self._knows(message):
+        elif isinstance(message, (Push, Suspend, LeaveModel)) and self._knows(message):
             self._note(message)
         super().heard(message, arrays, answer)
         if isinstance(message, Suspend):
@@ -148,12 +148,12 @@ class HostShard(Shard):
             self._first.cancel()
             self._uplink.close()
 
-    def _note(self, message: Push | Suspend | Leave) -> None:
+    def _note(self, message: Push | Suspend | LeaveModel) -> None:
         """Records which workers are active, and which have ended a call of `fit`."""
         worker = message.worker
         if isinstance(message, Push):
             self._active.add(worker)
-        elif isinstance(message, Leave):
+        elif isinstance(message, LeaveModel):
             self._is_over |= message.is_over
         elif message.id > self._suspensions.get((worker, message.incarnation), -1):  # not a repeated message
             self._suspensions[worker, message.incarnation] = message.id
@@ -178,13 +178,13 @@ class HostShard(Shard):
 
     # The model.
 
-    def _create(self, message: Create, arrays: list[np.ndarray], answer: Answer) -> None:
+    def _create(self, message: CreateShard, arrays: list[np.ndarray], answer: Answer) -> None:
         if self.store is not None:
             answer(Done(message.id, self.ledger.version), ())
             return
         try:
             if message.has_values and not self._first.done():
-                state = State.of_arrays(arrays, len(message.held), message.slots, message.scalars)
+                state = TrainingState.of_arrays(arrays, len(message.held), message.slots, message.scalars)
                 self._first.set_result(state)
             if self._uplink is None:
                 self._begin(message)
@@ -196,7 +196,7 @@ class HostShard(Shard):
         self._creating[message.worker, message.incarnation, message.id] = answer
         answer(Waiting(message.id, (CHIEF,)), ())
 
-    def _begin(self, message: Create) -> None:
+    def _begin(self, message: CreateShard) -> None:
         """Begins the model at the roots."""
         begun = self._begun
         assert begun is not None
@@ -217,33 +217,33 @@ class HostShard(Shard):
         def make(connections: Any) -> Session:
             return Session(connections, self.above.number, model, before, joins=True, program=self.above.program)
 
-        def work(session: Session) -> tuple[_Fetched, dict[tuple[int, int], int]]:
+        def work(session: Session) -> tuple[_FetchedValues, dict[tuple[int, int], int]]:
             session.begin(message.held, message.optimizer, values, follows=False)
             return _fetched(session, shapes), session.counted
 
         self._uplink = Uplink(self.above.connect, make, self.above.post, self._failed)
         self._uplink.ask(work, partial(self._made, mirror, model))
 
-    def _values_of(self, first: Future[State], mirror: Mirror) -> Callable[[], State]:
+    def _values_of(self, first: Future[TrainingState], mirror: Mirror) -> Callable[[], TrainingState]:
         """Returns a function for the uplink's thread that gives the roots the values that they lack.
 
         It returns the chief's first values, or the newest values if there are any.
         """
 
-        def values() -> State:
+        def values() -> TrainingState:
             if not mirror.vectors():
                 return first.result()  # waits until the chief has given them
             if not first.done():
-                return State(mirror.arrays())
+                return TrainingState(mirror.arrays())
             state = first.result()
             scalars = dict(state.scalars)
             if "iteration" in scalars:
                 scalars["iteration"] = np.asarray(mirror.iterations, scalars["iteration"].dtype)
-            return State(mirror.arrays(), state.slots, scalars)
+            return TrainingState(mirror.arrays(), state.slots, scalars)
 
         return values
 
-    def _made(self, mirror: Mirror, model: Model, found: tuple[_Fetched, dict[tuple[int, int], int]]) -> None:
+    def _made(self, mirror: Mirror, model: Model, found: tuple[_FetchedValues, dict[tuple[int, int], int]]) -> None:
         """Takes over the roots' values and counts when the roots have the model. Workers may push from now on."""
         fetched, counted = found
         self.store, self.model, self._model = mirror, model.name, model
@@ -259,7 +259,7 @@ class HostShard(Shard):
 
     def _failed(self, error: Exception) -> None:
         """Refuses all waiting requests, and begins anew with the workers that attach again."""
-        refused = error.refused if isinstance(error, RefusedError) else None
+        refused = error.refused if isinstance(error, MessageRefusedError) else None
         why = f"the root servers: {_explained(error) if refused is None else refused.why}"
         over = (False, False, None) if refused is None else (False, refused.is_over, refused.newest)
         for (_, _, id), answer in (*self._creating.items(), *self._asked.items()):
@@ -277,7 +277,7 @@ class HostShard(Shard):
 
     # Exchanges with the roots.
 
-    def _take(self, fetched: _Fetched) -> None:
+    def _take(self, fetched: _FetchedValues) -> None:
         self.store.put(fetched.vectors, fetched.iterations)
         self.ledger.version = fetched.version
 
@@ -298,13 +298,13 @@ class HostShard(Shard):
             self._uplink.ask(work, partial(self._counted, in_flight))
         self._answer_parked()
 
-    def _counted(self, in_flight: set[tuple[int, int]], fetched: _Fetched) -> None:
+    def _counted(self, in_flight: set[tuple[int, int]], fetched: _FetchedValues) -> None:
         """Takes over the roots' values after they have counted a push, and answers its workers."""
         self._in_flight -= in_flight
         self._take(fetched)
         self._answer_parked()
 
-    def _put(self, message: Put, arrays: list[np.ndarray], answer: Answer) -> None:
+    def _put(self, message: AssignValues, arrays: list[np.ndarray], answer: Answer) -> None:
         try:
             layout = self.store.shapes.layout()
             layout.check(arrays)
@@ -313,12 +313,12 @@ class HostShard(Shard):
             return
         values, shapes = list(layout.arrays(arrays).values()), self.store.shapes
 
-        def work(session: Session) -> _Fetched:
+        def work(session: Session) -> _FetchedValues:
             session.put(values)
             session.pull()
             return _fetched(session, shapes)
 
-        def reply(fetched: _Fetched) -> tuple[Message, list[np.ndarray]]:
+        def reply(fetched: _FetchedValues) -> tuple[Message, list[np.ndarray]]:
             self._take(fetched)
             return Done(message.id, self.ledger.version), []
 
@@ -328,17 +328,17 @@ class HostShard(Shard):
         """Answers with the current values of the roots."""
         shapes = self.store.shapes
 
-        def work(session: Session) -> tuple[_Fetched, State]:
-            state = State([])
+        def work(session: Session) -> tuple[_FetchedValues, TrainingState]:
+            state = TrainingState([])
             if message.what == "state":
                 state = session.state()
             elif message.what in ("averages", "final"):
                 found = session.averages() if message.what == "averages" else session.final()
-                state = State(shapes.layout().vectors(found))
+                state = TrainingState(shapes.layout().vectors(found))
             session.pull()
             return _fetched(session, shapes), state
 
-        def reply(found: tuple[_Fetched, State]) -> tuple[Message, list[np.ndarray]]:
+        def reply(found: tuple[_FetchedValues, TrainingState]) -> tuple[Message, list[np.ndarray]]:
             fetched, state = found
             self._take(fetched)
             arrays = state.arrays() or fetched.vectors
@@ -360,7 +360,7 @@ class HostShard(Shard):
 
     def _ask(
         self,
-        message: Pull | Put,
+        message: Pull | AssignValues,
         answer: Answer,
         work: Callable[[Session], Any],
         reply: Callable[[Any], tuple[Message, list[np.ndarray]]],
@@ -382,21 +382,21 @@ class HostShard(Shard):
 
     # Answers.
 
-    def _answer_or_park(self, one: Parked) -> None:
+    def _answer_or_park(self, one: ParkedMessage) -> None:
         if isinstance(one.message, Pull) and self.store is not None:
             self._pull(one.message, one.answer)
         else:
             super()._answer_or_park(one)
 
-    def _may_be_answered(self, one: Parked) -> bool:
+    def _may_be_answered(self, one: ParkedMessage) -> bool:
         if isinstance(one.message, Push) and (one.message.worker, one.message.sequence) in self._in_flight:
             return False
         return super()._may_be_answered(one)
 
-    def _awaited_by(self, one: Parked) -> tuple[int, ...]:
+    def _awaited_by(self, one: ParkedMessage) -> tuple[int, ...]:
         return super()._awaited_by(one) or self.above.roots
 
-    def _answer(self, one: Parked) -> None:
+    def _answer(self, one: ParkedMessage) -> None:
         if isinstance(one.message, Pull):
             self._pull(one.message, one.answer)
         else:
@@ -415,11 +415,11 @@ def _stepped(
     read: int,
     parts: tuple[tuple[int, int, int], ...],
     session: Session,
-) -> _Fetched:
+) -> _FetchedValues:
     session.step(joined, samples, rate, read=read, parts=parts)
     return _fetched(session, shapes)
 
 
-def _fetched(session: Session, shapes: Shapes) -> _Fetched:
+def _fetched(session: Session, shapes: Shapes) -> _FetchedValues:
     """Returns a copy of the values that a session has read last, as the next answer reuses their memory."""
-    return _Fetched(shapes.layout().vectors(session.values()), session.version, session.iterations)
+    return _FetchedValues(shapes.layout().vectors(session.values()), session.version, session.iterations)

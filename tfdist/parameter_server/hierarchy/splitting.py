@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
-from tfdist.parameter_server.protocol.sharding import Part
+from tfdist.parameter_server.protocol.sharding import VariablePart
 from tfdist.parameter_server.worker.model import Model
 
 
@@ -33,11 +33,11 @@ def split_by_root(gradients: PushedGradients, shapes: Shapes, model: Model) -> l
     return found
 
 
-def _rows(array: np.ndarray, part: Part) -> np.ndarray:
+def _rows(array: np.ndarray, part: VariablePart) -> np.ndarray:
     return array[part.begin : part.end] if array.ndim else array
 
 
-def _named(rows: np.ndarray, indices: np.ndarray, part: Part) -> tuple[np.ndarray, np.ndarray]:
+def _named(rows: np.ndarray, indices: np.ndarray, part: VariablePart) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows that belong to a part, with their indices in it."""
     own = (part.begin <= indices) & (indices < part.end)
     return rows[own], indices[own] - part.begin

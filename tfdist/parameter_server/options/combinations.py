@@ -12,7 +12,7 @@ from tfdist.parameter_server.options.staleness import DelayCompensated
 from tfdist.parameter_server.options.synchronization import Asynchronous, Synchronization
 
 
-class Given(Protocol):
+class GivenArguments(Protocol):
     """The arguments that are checked, as the strategy takes them."""
 
     @property
@@ -43,7 +43,7 @@ class _Choice(NamedTuple):
 
     label: str
     argument: str
-    is_made: Callable[[Given], bool]
+    is_made: Callable[[GivenArguments], bool]
 
 
 class Exclusion(NamedTuple):
@@ -60,7 +60,7 @@ class Exclusion(NamedTuple):
     why: str
 
 
-def _of_gradients(name: str) -> Callable[[Given], bool]:
+def _of_gradients(name: str) -> Callable[[GivenArguments], bool]:
     default = getattr(Gradients(), name)
     return lambda given: isinstance(given.pushes, Gradients) and bool(getattr(given.pushes, name) != default)
 
@@ -111,7 +111,7 @@ EXCLUSIONS = (
 )
 
 
-def check(given: Given) -> None:
+def check(given: GivenArguments) -> None:
     """Checks that arguments go together.
 
     Args:

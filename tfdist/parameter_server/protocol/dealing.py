@@ -27,7 +27,7 @@ class DealerMessage(Message, frozen=True):
 
 
 class BeginEpoch(DealerMessage, frozen=True):
-    """Says that a worker takes part in an epoch whose batches are dealt to all workers; `Planned` answers.
+    """Says that a worker takes part in an epoch whose batches are dealt to all workers; `EpochPlanned` answers.
 
     Attributes:
         fit: number of calls of `fit` with dealt batches that this worker has made before.
@@ -46,8 +46,8 @@ class BeginEpoch(DealerMessage, frozen=True):
     brings: bool = False
 
 
-class Bring(DealerMessage, frozen=True):
-    """Brings a batch of a stream, whose parts follow as arrays; `Brought` answers when there is room for more.
+class BringBatch(DealerMessage, frozen=True):
+    """Brings a batch of a stream, whose parts follow as arrays; `RoomForBatch` answers when there is room for more.
 
     Attributes:
         fit: number of the call of `fit`, as in `BeginEpoch`.
@@ -64,8 +64,8 @@ class Bring(DealerMessage, frozen=True):
     failure: str | None = None
 
 
-class Take(DealerMessage, frozen=True):
-    """Asks for a batch; `Dealt` or `NoBatch` answers.
+class TakeBatch(DealerMessage, frozen=True):
+    """Asks for a batch; `DealtBatch` or `NoBatch` answers.
 
     Attributes:
         fit: number of the call of `fit`, as in `BeginEpoch`.
@@ -81,7 +81,7 @@ class Take(DealerMessage, frozen=True):
     is_idle: bool = False
 
 
-class Skip(DealerMessage, frozen=True):
+class SkipBatch(DealerMessage, frozen=True):
     """Says that a batch was used in a step that made no update: it counts as committed."""
 
     ticket: int
@@ -105,7 +105,7 @@ class MergeMetrics(DealerMessage, frozen=True):
     rules: tuple[Rule, ...]
 
 
-class Planned(Message, frozen=True):
+class EpochPlanned(Message, frozen=True):
     """Confirms that the worker takes part in the epoch.
 
     Attributes:
@@ -116,7 +116,7 @@ class Planned(Message, frozen=True):
     seed: int | None
 
 
-class Dealt(Message, frozen=True):
+class DealtBatch(Message, frozen=True):
     """Gives a worker a batch (`dealing.dealer.Batch`). If it is of a stream, its parts follow in arrays."""
 
     id: int
@@ -125,7 +125,7 @@ class Dealt(Message, frozen=True):
     stop: int
 
 
-class Brought(Message, frozen=True):
+class RoomForBatch(Message, frozen=True):
     """Says that there is room for another batch of a stream.
 
     Attributes:
@@ -148,7 +148,7 @@ class NoBatch(Message, frozen=True):
     is_over: bool
 
 
-class Merged(Message, frozen=True):
+class MergedMetrics(Message, frozen=True):
     """Gives the state of metrics over all workers, in arrays that follow."""
 
     id: int

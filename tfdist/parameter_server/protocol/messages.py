@@ -14,20 +14,20 @@ from tfdist.parameter_server.protocol.anonymous_memory import MemoryLocation
 from tfdist.parameter_server.protocol.changes import Edition
 from tfdist.parameter_server.protocol.dealing import (
     BeginEpoch,
-    Bring,
-    Brought,
-    Dealt,
+    BringBatch,
+    DealtBatch,
+    EpochPlanned,
     LeaveEpoch,
-    Merged,
+    MergedMetrics,
     MergeMetrics,
     NoBatch,
-    Planned,
-    Skip,
-    Take,
+    RoomForBatch,
+    SkipBatch,
+    TakeBatch,
 )
 from tfdist.parameter_server.protocol.gradients import Kind
 from tfdist.parameter_server.protocol.report import ModelReport
-from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.state import HeldRows
 from tfdist.parameter_server.protocol.tables import (
     AssignRows,
     AttachTable,
@@ -67,11 +67,11 @@ class Attach(Message, frozen=True):
     program: int = 0
 
 
-class Create(Message, frozen=True):
+class CreateShard(Message, frozen=True):
     """Describes the server's part of the model, to a server that does not have it. Only the first description counts.
 
-    If the server finds a snapshot, it continues from there. Otherwise it needs a `State`, whose arrays follow in the
-    chief's message.
+    If the server finds a snapshot, it continues from there. Otherwise it needs a `TrainingState`, whose arrays follow
+    in the chief's message.
 
     Attributes:
         worker: number of the worker's task.
@@ -90,7 +90,7 @@ class Create(Message, frozen=True):
     worker: int
     incarnation: int
     model: str
-    held: tuple[Held, ...]
+    held: tuple[HeldRows, ...]
     optimizer: dict[str, Any]
     has_values: bool
     slots: tuple[tuple[str, ...], ...] = ()
@@ -188,11 +188,12 @@ PullKind = Literal["values", "averages", "final", "state"]
 """What a worker pulls.
 
 "values" are the parameters, and "averages" their moving averages. "final" is what the parameters are after `fit`: their
-averages, unless something was assigned since the last update. "state" has parameters, slots and scalars (`State`).
+averages, unless something was assigned since the last update. "state" has parameters, slots and scalars
+(`TrainingState`).
 """
 
 
-class Read(Message, frozen=True):
+class ReadModel(Message, frozen=True):
     """Asks for the newest model of a name, for a task that takes no part in its training; `Values` answers.
 
     Attributes:
@@ -218,7 +219,7 @@ class Pull(Message, frozen=True):
     what: PullKind = "values"
 
 
-class Put(Message, frozen=True):
+class AssignValues(Message, frozen=True):
     """Assigns to the variables what the chief's program has assigned: their vectors follow. Slots do not change."""
 
     id: int
@@ -239,7 +240,7 @@ class Suspend(Message, frozen=True):
     is_end: bool = False
 
 
-class Leave(Message, frozen=True):
+class LeaveModel(Message, frozen=True):
     """Says that the worker no longer takes part in training the model.
 
     Attributes:
@@ -253,7 +254,7 @@ class Leave(Message, frozen=True):
     is_over: bool = False
 
 
-class GiveState(Message, frozen=True):
+class CompareState(Message, frozen=True):
     """Compares a model's weights that no server updates with the chief's; the chief gives its own.
 
     Attributes:
@@ -278,7 +279,7 @@ class GiveState(Message, frozen=True):
     given: tuple[int, ...] = ()
 
 
-class Share(Message, frozen=True):
+class OfferSegment(Message, frozen=True):
     """Offers a segment for the arrays of this connection (`tfdist.parameter_server.protocol.shared_memory`).
 
     Attributes:
@@ -296,7 +297,7 @@ class Share(Message, frozen=True):
 
 
 class Inspect(Message, frozen=True):
-    """Asks for a `Report`; any process that has the secret may send it."""
+    """Asks for a `ServerReport`; any process that has the secret may send it."""
 
     id: int
 
@@ -366,7 +367,7 @@ class Values(Message, frozen=True):
 
 
 class StateDiffers(Message, frozen=True):
-    """Answers `GiveState` with the arrays that differ.
+    """Answers `CompareState` with the arrays that differ.
 
     Attributes:
         places: for the chief, places of the arrays that the server lacks; for others, places of the arrays that differ
@@ -422,7 +423,7 @@ class Refused(Message, frozen=True):
     ended: int | None = None
 
 
-class Report(Message, frozen=True):
+class ServerReport(Message, frozen=True):
     """Reports what the server is doing.
 
     Attributes:
@@ -437,12 +438,12 @@ class Report(Message, frozen=True):
     servers: tuple[str, ...] = ()
 
 
-_OfModels = Attach | Create | Push | Pull | Put | OpenMemory | Suspend | Leave
-_OfEpochs = BeginEpoch | Bring | Take | Skip | LeaveEpoch | MergeMetrics
+_OfModels = Attach | CreateShard | Push | Pull | AssignValues | OpenMemory | Suspend | LeaveModel
+_OfEpochs = BeginEpoch | BringBatch | TakeBatch | SkipBatch | LeaveEpoch | MergeMetrics
 _OfTables = AttachTable | Lookup | UpdateRows | AssignRows | ExportTable
 
-FROM_WORKER = Codec(_OfModels | _OfEpochs | _OfTables | GiveState | Share | Inspect | Read)
-_AboutModels = Attached | Done | Values | StateDiffers | OpenedMemory | Report
-_AboutEpochs = Planned | Dealt | Brought | NoBatch | Merged
+FROM_WORKER = Codec(_OfModels | _OfEpochs | _OfTables | CompareState | OfferSegment | Inspect | ReadModel)
+_AboutModels = Attached | Done | Values | StateDiffers | OpenedMemory | ServerReport
+_AboutEpochs = EpochPlanned | DealtBatch | RoomForBatch | NoBatch | MergedMetrics
 _AboutTables = TableAttached | Rows
 FROM_SERVER = Codec(_AboutModels | _AboutEpochs | _AboutTables | Waiting | Refused)

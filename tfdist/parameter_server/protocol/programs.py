@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from tfdist.parameter_server.protocol.messages import Attach, GiveState
+from tfdist.parameter_server.protocol.messages import Attach, CompareState
 
 CHIEF = 0
 """Number of the chief's task."""
 
 
-Begun = Attach | GiveState
+Begun = Attach | CompareState
 """Message of a worker that begins a model, or compares its weights."""
 
 

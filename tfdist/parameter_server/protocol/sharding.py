@@ -33,7 +33,7 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Part:
+class VariablePart:
     """Some rows of a variable, or all of it.
 
     Attributes:
@@ -56,7 +56,7 @@ class ShardAssignment:
         nbytes: by server, the bytes of its parts.
     """
 
-    shards: tuple[tuple[Part, ...], ...]
+    shards: tuple[tuple[VariablePart, ...], ...]
     nbytes: tuple[int, ...]
 
     @property
@@ -82,7 +82,7 @@ def assign_shards(variables: Sequence[Variable], servers: int) -> ShardAssignmen
     """
     if servers < 1:
         raise ValueError(f"variables need at least one server; got {servers}")
-    shards: list[list[Part]] = [[] for _ in range(servers)]
+    shards: list[list[VariablePart]] = [[] for _ in range(servers)]
     nbytes = [0] * servers
     share = sum(variable.nbytes for variable in variables) / servers
     whole = []
@@ -92,7 +92,7 @@ def assign_shards(variables: Sequence[Variable], servers: int) -> ShardAssignmen
             row_bytes = variable.nbytes // rows
             bounds = [server * rows // servers for server in range(servers + 1)]
             for server, (begin, end) in enumerate(itertools.pairwise(bounds)):
-                shards[server].append(Part(index, begin, end))
+                shards[server].append(VariablePart(index, begin, end))
                 nbytes[server] += (end - begin) * row_bytes
         else:
             whole.append((-variable.nbytes, index, rows))
@@ -100,7 +100,7 @@ def assign_shards(variables: Sequence[Variable], servers: int) -> ShardAssignmen
     heapq.heapify(loads)
     for negative, index, rows in sorted(whole):
         load, server = heapq.heappop(loads)
-        shards[server].append(Part(index, 0, rows))
+        shards[server].append(VariablePart(index, 0, rows))
         nbytes[server] = load - negative
         heapq.heappush(loads, (nbytes[server], server))
     ordered = (tuple(sorted(shard, key=lambda part: (part.variable, part.begin))) for shard in shards)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldRows(msgspec.Struct, frozen=True):
     """Rows of a variable that a server holds.
 
     Attributes:
@@ -44,7 +44,7 @@ def sequences_of_rows(rows: SequenceRows) -> dict[tuple[int, int], int]:
     return {(worker, incarnation): sequence for worker, incarnation, sequence in rows}
 
 
-class Progress(msgspec.Struct, frozen=True):
+class ShardProgress(msgspec.Struct, frozen=True):
     """How far a shard's training is: what has to survive together with its values, in snapshots and in copies.
 
     Attributes:
@@ -61,7 +61,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """Values of variables, and the optimizer's variables.
 
     Attributes:
@@ -90,7 +90,7 @@ class State:
         variables: int,
         slots: Sequence[Sequence[str]],
         scalars: Sequence[str],
-    ) -> State:
+    ) -> TrainingState:
         """Makes a state from what `arrays` and `names` have returned.
 
         Args:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.protocol.gradients import PushedGradients
-from tfdist.parameter_server.protocol.state import State, rows_of_sequences, sequences_of_rows
+from tfdist.parameter_server.protocol.state import TrainingState, rows_of_sequences, sequences_of_rows
 from tfdist.parameter_server.server.replication_messages import (
     DealsCopy,
     LedgerState,
@@ -21,11 +21,11 @@ from tfdist.parameter_server.server.replication_messages import (
 )
 from tfdist.parameter_server.server.shards import Key, Shards
 from tfdist.parameter_server.shard.ledger import Ledger
-from tfdist.parameter_server.shard.shard import Pushed, Shard
+from tfdist.parameter_server.shard.shard import PendingPush, Shard
 from tfdist.parameter_server.tables.round import Round
-from tfdist.parameter_server.tables.table import Table
-from tfdist.parameter_server.tables.tables import Sender, Served, placeholder
-from tfdist.parameter_server.worker.layer_states import LayerStates
+from tfdist.parameter_server.tables.table import EmbeddingTable
+from tfdist.parameter_server.tables.tables import Sender, ServedTable, placeholder
+from tfdist.parameter_server.worker.layer_states import LayerStateStore
 
 Append = Callable[..., None]
 """Appends an entry; see `tfdist.parameter_server.server.log.ReplicationLog.append`."""
@@ -56,7 +56,7 @@ def append_shard(append: Append, key: Key, shard: Shard) -> None:
         key: name and occurrence of the shard's model.
         shard: the leader's shard.
     """
-    state = State([]) if shard.store is None else shard.store.state()
+    state = TrainingState([]) if shard.store is None else shard.store.state()
     slots, scalars = state.names()
     pushed = [shard.pushed[id(one)] for one in shard.ledger.waiting]
     waiting = tuple(
@@ -95,7 +95,7 @@ def put_shard(shards: Shards, copy: ShardCopy, arrays: list[np.ndarray]) -> None
         shard.make_store(
             copy.held,
             copy.optimizer,
-            State.of_arrays(arrays[:cut], len(copy.held), copy.slots, copy.scalars),
+            TrainingState.of_arrays(arrays[:cut], len(copy.held), copy.slots, copy.scalars),
         )
     shard.restore(copy.progress)
     ledger, copied = shard.ledger, copy.ledger
@@ -114,7 +114,7 @@ def put_shard(shards: Shards, copy: ShardCopy, arrays: list[np.ndarray]) -> None
         gradients = PushedGradients.received(one.kinds, own, shard.store.shapes)
         ledger.waiting.append(one.gradient)
         source = one.gradient.worker, one.incarnation
-        shard.pushed[id(one.gradient)] = Pushed(source, one.read, gradients, one.ticket)
+        shard.pushed[id(one.gradient)] = PendingPush(source, one.read, gradients, one.ticket)
 
 
 def append_programs(append: Append, shards: Shards) -> None:
@@ -144,7 +144,7 @@ def put_programs(shards: Shards, copy: ProgramsCopy, named: Callable[[bytes], by
     shards.tables.ended = set(copy.absent)
 
 
-def append_states(append: Append, states: LayerStates) -> None:
+def append_states(append: Append, states: LayerStateStore) -> None:
     """Appends the chief's weights that no server updates.
 
     Args:
@@ -162,7 +162,7 @@ def put_states(shards: Shards, copy: StatesCopy, arrays: list[np.ndarray]) -> No
     shards.states.arrays = dict(zip(copy.arrays, arrays, strict=True))
 
 
-def append_table(append: Append, served: Served) -> None:
+def append_table(append: Append, served: ServedTable) -> None:
     """Appends a copy of a table.
 
     Args:
@@ -186,12 +186,12 @@ def put_table(shards: Shards, copy: TableCopy, arrays: list[np.ndarray]) -> None
     """Replaces a table of the follower by a copy of the leader's; arguments as in `put_shard`."""
     described = copy.described
     optimizer = deepcopy(copy.optimizer or placeholder())  # Keras changes the dictionary that it deserializes
-    table = Table(described.dim, optimizer, described.initial, described.policy, described.dtype)
+    table = EmbeddingTable(described.dim, optimizer, described.initial, described.policy, described.dtype)
     table.restore([dict(zip(copy.names, arrays, strict=True))])
     senders = {worker: Sender(*sequences) for worker, *sequences in copy.senders}
     together = Round(range(described.workers)) if described.workers else None  # workers send waiting parts again
     shards.tables.put(
-        Served(described, table, copy.optimizer, None, senders, sequences_of_rows(copy.sequences), round=together)
+        ServedTable(described, table, copy.optimizer, None, senders, sequences_of_rows(copy.sequences), round=together)
     )
 
 

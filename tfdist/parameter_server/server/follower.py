@@ -20,25 +20,25 @@ from tfdist.parameter_server.server import copies
 from tfdist.parameter_server.server.replication_messages import (
     FROM_FOLLOWER,
     FROM_LEADER,
-    Begin,
-    Came,
+    Acknowledged,
+    BeginStream,
     DealsCopy,
     Entry,
-    Heard,
-    Lost,
-    Noted,
     ProgramsCopy,
     ShardCopy,
+    StateComplete,
     StatesCopy,
     TableCopy,
-    Whole,
+    TaskArrived,
+    WorkerLost,
+    WorkerMessage,
 )
 from tfdist.parameter_server.server.shards import Shards
 
 log = logging.getLogger("tfdist")
 
 
-class Replica:
+class ServerReplica:
     """A follower's copy of its leader's state. It uses no sockets.
 
     Args:
@@ -58,7 +58,7 @@ class Replica:
         self.shards = make()
         self.is_whole = False
 
-    def take(self, entry: Entry, arrays: list[np.ndarray]) -> Noted | None:
+    def take(self, entry: Entry, arrays: list[np.ndarray]) -> Acknowledged | None:
         """Applies an entry, if it is the next one.
 
         Args:
@@ -68,14 +68,14 @@ class Replica:
         Returns:
             The acknowledgement to send; None for an entry of a stream that this follower does not follow.
         """
-        if isinstance(entry, Begin) and entry.stream != self._stream and not self.is_whole:
+        if isinstance(entry, BeginStream) and entry.stream != self._stream and not self.is_whole:
             self._stream, self._number, self.shards = entry.stream, -1, self._make()
         if entry.stream != self._stream:
             return None
         if entry.number == self._number + 1:
             self._number = entry.number
             self._do(entry, arrays)
-        return Noted(entry.stream, self._number)
+        return Acknowledged(entry.stream, self._number)
 
     def forget(self) -> None:
         """Stops following a leader that was lost before the copy was complete."""
@@ -84,12 +84,12 @@ class Replica:
 
     def _do(self, entry: Entry, arrays: list[np.ndarray]) -> None:
         match entry:
-            case Heard():
+            case WorkerMessage():
                 message, own = FROM_WORKER.decode(arrays)
                 self.shards.heard(_named(entry.peer), message, own, lambda answer, arrays: None)
-            case Lost():
+            case WorkerLost():
                 self.shards.lost(entry.worker)
-            case Came():
+            case TaskArrived():
                 self.shards.came(entry.worker)
             case ProgramsCopy():
                 copies.put_programs(self.shards, entry, _named)
@@ -101,7 +101,7 @@ class Replica:
                 copies.put_table(self.shards, entry, arrays)
             case DealsCopy():
                 copies.put_deals(self.shards, entry)
-            case Whole():
+            case StateComplete():
                 self.is_whole = True
                 if self.shards.models() or self.shards.tables.names():  # not at the start of a job
                     log.warning("tfdist: this task has a copy of parameter server %d again.", self._server)
@@ -121,7 +121,7 @@ class Follower:
     """
 
     def __init__(self, make: Callable[[], Shards], server: int, host: str, keys: Keys | None = None) -> None:
-        self._replica = Replica(make, server)
+        self._replica = ServerReplica(make, server)
         self._context = zmq.Context(1)
         self._line, self.address = Line.listening(self._context, f"{host}:0", keys, (zmq.LINGER, 1000))
         self._events: queue.SimpleQueue[Literal["lost", "stop"]] = queue.SimpleQueue()

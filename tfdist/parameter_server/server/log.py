@@ -14,7 +14,7 @@ import zmq
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.protocol.line import Line
 from tfdist.parameter_server.protocol.wire import InvalidMessageError
-from tfdist.parameter_server.server.replication_messages import FROM_FOLLOWER, FROM_LEADER, Begin, Entry
+from tfdist.parameter_server.server.replication_messages import FROM_FOLLOWER, FROM_LEADER, BeginStream, Entry
 
 _AGAIN_SECONDS = 2.0
 """Seconds after which entries are sent again that the follower has not acknowledged."""
@@ -63,7 +63,7 @@ class ReplicationLog:
         self.end()
         self._line = Line.to(self._context, address, self._keys)
         self._stream, self._number, self._noted = secrets.randbits(63), 0, -1
-        self.append(Begin)
+        self.append(BeginStream)
 
     def end(self) -> None:
         """Ends the stream, and sends all held answers."""

@@ -13,7 +13,7 @@ import msgspec
 from tfdist.parameter_server.protocol.gradients import Kind
 from tfdist.parameter_server.protocol.messages import Decision
 from tfdist.parameter_server.protocol.programs import Program
-from tfdist.parameter_server.protocol.state import Held, Progress, SequenceRows
+from tfdist.parameter_server.protocol.state import HeldRows, SequenceRows, ShardProgress
 from tfdist.parameter_server.protocol.tables import AttachTable
 from tfdist.parameter_server.protocol.wire import Codec, Message
 from tfdist.parameter_server.server.shards import Key
@@ -32,15 +32,15 @@ class Entry(Message, frozen=True):
     number: int
 
 
-class Begin(Entry, frozen=True):
+class BeginStream(Entry, frozen=True):
     """The first entry: the follower drops its state. A follower with another leader's whole state ignores it."""
 
 
-class Whole(Entry, frozen=True):
+class StateComplete(Entry, frozen=True):
     """The entry after the whole state: the follower may take over from now on."""
 
 
-class Heard(Entry, frozen=True):
+class WorkerMessage(Entry, frozen=True):
     """Entry with a worker's message, whose frames follow as arrays of bytes.
 
     Attributes:
@@ -50,7 +50,7 @@ class Heard(Entry, frozen=True):
     peer: bytes
 
 
-class Lost(Entry, frozen=True):
+class WorkerLost(Entry, frozen=True):
     """Entry that a worker is lost or has ended: nobody waits for it any more.
 
     Attributes:
@@ -60,7 +60,7 @@ class Lost(Entry, frozen=True):
     worker: int
 
 
-class Came(Entry, frozen=True):
+class TaskArrived(Entry, frozen=True):
     """Entry that a task has come, for the first time or again.
 
     Attributes:
@@ -89,7 +89,7 @@ class PendingGradients(msgspec.Struct, frozen=True):
 
 
 class LedgerState(msgspec.Struct, frozen=True):
-    """What a shard's ledger has besides `Progress`; attributes as in `tfdist.parameter_server.shard.ledger.Ledger`."""
+    """What a shard's ledger has besides `ShardProgress`; attributes as in `tfdist.parameter_server.shard.ledger.Ledger`."""
 
     awaited: tuple[int, ...]
     idle: tuple[int, ...]
@@ -121,11 +121,11 @@ class ShardCopy(Entry, frozen=True):
 
     model: str
     occurrence: int
-    held: tuple[Held, ...]
+    held: tuple[HeldRows, ...]
     optimizer: dict[str, Any]
     slots: tuple[tuple[str, ...], ...]
     scalars: tuple[str, ...]
-    progress: Progress
+    progress: ShardProgress
     ledger: LedgerState
     incarnations: dict[int, int]
     sequences: SequenceRows
@@ -159,7 +159,7 @@ class StatesCopy(Entry, frozen=True):
 
 
 class TableCopy(Entry, frozen=True):
-    """A copy of a table, followed by the arrays of `Table.state`. It replaces the follower's own table.
+    """A copy of a table, followed by the arrays of `EmbeddingTable.state`. It replaces the follower's own table.
 
     Attributes:
         described: the message by which a worker made the table.
@@ -188,7 +188,7 @@ class DealsCopy(Entry, frozen=True):
     first_ticket: int
 
 
-class Noted(Message, frozen=True):
+class Acknowledged(Message, frozen=True):
     """Acknowledgement of all entries up to one.
 
     Attributes:
@@ -200,5 +200,16 @@ class Noted(Message, frozen=True):
     number: int
 
 
-FROM_LEADER = Codec(Begin | Whole | Heard | Lost | Came | ProgramsCopy | StatesCopy | ShardCopy | TableCopy | DealsCopy)
-FROM_FOLLOWER = Codec(Noted)
+FROM_LEADER = Codec(
+    BeginStream
+    | StateComplete
+    | WorkerMessage
+    | WorkerLost
+    | TaskArrived
+    | ProgramsCopy
+    | StatesCopy
+    | ShardCopy
+    | TableCopy
+    | DealsCopy
+)
+FROM_FOLLOWER = Codec(Acknowledged)

@@ -19,21 +19,21 @@ from tfdist.parameter_server.protocol.line import Line
 from tfdist.parameter_server.protocol.messages import (
     FROM_SERVER,
     FROM_WORKER,
-    Create,
+    CreateShard,
     Done,
     Inspect,
-    Leave,
+    LeaveModel,
+    OfferSegment,
     Push,
-    Read,
+    ReadModel,
     Refused,
-    Share,
 )
 from tfdist.parameter_server.protocol.shared_memory import Segment, locator_of
 from tfdist.parameter_server.protocol.tables import AttachTable
 from tfdist.parameter_server.protocol.wire import InvalidMessageError, Message
 from tfdist.parameter_server.server import copies
 from tfdist.parameter_server.server.log import ReplicationLog
-from tfdist.parameter_server.server.replication_messages import Came, Heard, Lost, Whole
+from tfdist.parameter_server.server.replication_messages import StateComplete, TaskArrived, WorkerLost, WorkerMessage
 from tfdist.parameter_server.server.shards import Shards
 from tfdist.parameter_server.shard.shard import Answer
 
@@ -46,7 +46,7 @@ _WHY_CHARACTERS = 500
 
 
 @dataclass
-class _Shared:
+class _SharedSegment:
     """A memory segment that is shared with the worker of a connection.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Shared:
     last: int = -1
 
 
-class Server:
+class ParameterServer:
     """A server of shards over TCP, one shard for each model that is trained.
 
     Args:
@@ -78,7 +78,7 @@ class Server:
     ) -> None:
         self._shards = shards
         self._log = follower or ReplicationLog()
-        self._segments: dict[bytes, _Shared] = {}
+        self._segments: dict[bytes, _SharedSegment] = {}
         self._context = zmq.Context(1)
         self._line, self.address = Line.listening(self._context, address, keys, (zmq.LINGER, 1000))
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -136,7 +136,7 @@ class Server:
 
         def event() -> None:
             self._shards.lost(worker)
-            self._log.append(Lost, worker)
+            self._log.append(WorkerLost, worker)
             self._segments = {peer: one for peer, one in self._segments.items() if one.worker != worker}
 
         self.tell(event)
@@ -150,7 +150,7 @@ class Server:
 
         def event() -> None:
             self._shards.came(task)
-            self._log.append(Came, task)
+            self._log.append(TaskArrived, task)
 
         self.tell(event)
 
@@ -169,7 +169,7 @@ class Server:
     def copy(self) -> None:
         """Sends the whole state to the follower. Call it before `run`, or in the thread of `run`."""
         copies.append_all(self._log.append, self._shards)
-        self._log.append(Whole)
+        self._log.append(StateComplete)
 
     def _begin_log(self, address: str) -> None:
         self._log.begin(address)
@@ -212,9 +212,9 @@ class Server:
             self._line.answer(peer, encoded)
 
         try:
-            if isinstance(message, Share):
+            if isinstance(message, OfferSegment):
                 self._share(peer, message, send)
-            elif isinstance(message, (Inspect, Read)):
+            elif isinstance(message, (Inspect, ReadModel)):
                 self._shards.heard(peer, message, arrays, send)
             else:
                 self._shards.heard(peer, message, arrays, lambda *answered: self._log.hold(partial(send, *answered)))
@@ -223,13 +223,13 @@ class Server:
             why = f"{type(message).__name__} does not fit the state of this server: {type(error).__name__}: {error}"
             self._complain(InvalidMessageError(why[:_WHY_CHARACTERS]))
             send(Refused(message.id, why[:_WHY_CHARACTERS]), ())
-        if isinstance(message, Leave):
+        if isinstance(message, LeaveModel):
             self._segments.pop(peer, None)
 
     def _note(self, peer: bytes, message: Any, frames: Sequence[Any]) -> None:
         """Sends a handled message to the follower, and copies of what was read from snapshots, which it cannot read."""
-        self._log.append(Heard, peer, arrays=[np.frombuffer(frame, np.uint8) for frame in frames])
-        if isinstance(message, Create):
+        self._log.append(WorkerMessage, peer, arrays=[np.frombuffer(frame, np.uint8) for frame in frames])
+        if isinstance(message, CreateShard):
             for key in self._shards.models():
                 if self._shards[key].is_restored:
                     copies.append_shard(self._log.append, key, self._shards[key])
@@ -241,12 +241,12 @@ class Server:
                     copies.append_table(self._log.append, served)
                     served.is_restored = False
 
-    def _share(self, peer: bytes, message: Share, answer: Answer) -> None:
+    def _share(self, peer: bytes, message: OfferSegment, answer: Answer) -> None:
         segment = Segment.open(message.where, message.area, message.slots)
         if segment is None:
             answer(Refused(message.id, "the segment cannot be mapped"), ())
             return
-        self._segments[peer] = _Shared(segment, message.worker)
+        self._segments[peer] = _SharedSegment(segment, message.worker)
         answer(Done(message.id, 0), ())
 
     def _complain(self, error: InvalidMessageError) -> None:

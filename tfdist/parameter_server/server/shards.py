@@ -10,13 +10,21 @@ import numpy as np
 
 from tfdist.parameter_server.dealing.deals import Answer, DealerService
 from tfdist.parameter_server.protocol.dealing import DealerMessage
-from tfdist.parameter_server.protocol.messages import Attach, GiveState, Inspect, Leave, Read, Refused, Report
+from tfdist.parameter_server.protocol.messages import (
+    Attach,
+    CompareState,
+    Inspect,
+    LeaveModel,
+    ReadModel,
+    Refused,
+    ServerReport,
+)
 from tfdist.parameter_server.protocol.programs import CHIEF, Programs
 from tfdist.parameter_server.protocol.tables import TableMessage
 from tfdist.parameter_server.shard.shard import Shard
 from tfdist.parameter_server.snapshots.running import Snapshots
 from tfdist.parameter_server.tables.tables import Tables
-from tfdist.parameter_server.worker.layer_states import LayerStates
+from tfdist.parameter_server.worker.layer_states import LayerStateStore
 
 _MODEL = re.compile(r"[\w-][\w. -]{0,199}")
 """A valid name of a model; it is also the name of the folder of its snapshots."""
@@ -72,7 +80,7 @@ class Shards:
         self.gone_on: dict[Key, set[int]] = {}
         self.over: set[Key] = set()
         self.absent: set[int] = set()
-        self.states = LayerStates(is_chief_there)
+        self.states = LayerStateStore(is_chief_there)
         self.tables = tables or Tables()
 
     def __iter__(self) -> Iterator[Shard]:
@@ -109,14 +117,14 @@ class Shards:
         """
         if isinstance(message, Inspect):
             models = tuple(shard.report(*key) for key, shard in self._shards.items())
-            answer(Report(message.id, models, tuple(self._tasks()), self._servers), ())
-        elif isinstance(message, Read):
+            answer(ServerReport(message.id, models, tuple(self._tasks()), self._servers), ())
+        elif isinstance(message, ReadModel):
             newest = max((key for key in self._shards if key[0] == message.model), default=None)
             if newest is None or (values := self._shards[newest].read(message)) is None:
                 answer(Refused(message.id, f"this server has no model {message.model}", is_unknown=True), ())
             else:
                 answer(*values)
-        elif isinstance(message, GiveState):
+        elif isinstance(message, CompareState):
             self.states.heard(message, arrays, answer)
         elif isinstance(message, TableMessage):
             self.tables.heard(message, arrays, answer)
@@ -132,7 +140,7 @@ class Shards:
         else:
             worker, key = self.peers[peer]
             self._shards[key].heard(message, arrays, answer)
-            if isinstance(message, Leave):
+            if isinstance(message, LeaveModel):
                 del self.peers[peer]
                 if message.is_over:
                     self.gone_on.setdefault(key, set()).add(worker)

@@ -12,7 +12,7 @@ from tfdist.parameter_server.protocol.anonymous_memory import MemoryLocation
 from tfdist.parameter_server.protocol.changes import Edition
 from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Shapes
 from tfdist.parameter_server.protocol.hogwild_memory import PLACES, Memory, Writer
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.shard.ledger import Ledger
 
 _OWN_PLACE = 0
@@ -38,7 +38,7 @@ class MemoryStore:
         ValueError: the system has no such memory, or no memory is left.
     """
 
-    def __init__(self, held: Sequence[Held], state: State, optimizer: dict[str, Any]) -> None:
+    def __init__(self, held: Sequence[HeldRows], state: TrainingState, optimizer: dict[str, Any]) -> None:
         self.held = list(held)
         self.config = optimizer
         self.shapes = Shapes([value.shape for value in state.values], [value.dtype for value in state.values])
@@ -95,10 +95,10 @@ class MemoryStore:
     def averages(self) -> None:
         """Returns None: the workers' optimizers keep the averages."""
 
-    def state(self) -> State:
+    def state(self) -> TrainingState:
         """Returns a copy of the values, and the number of updates."""
         values = [array.copy() for array in self._memory.arrays]
-        return State(values, [{} for _ in values], {"iteration": np.array(self.iterations)})
+        return TrainingState(values, [{} for _ in values], {"iteration": np.array(self.iterations)})
 
     def set_learning_rate(self, value: float) -> None:
         """Refuses a learning rate, as each worker's optimizer has its own.

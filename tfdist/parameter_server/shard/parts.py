@@ -16,7 +16,7 @@ from tfdist.parameter_server.protocol.packing import Unpacker, VariableSpec
 from tfdist.parameter_server.shard.delay_compensation import DelayCompensation, Now
 
 
-class Part:
+class ShardFeature:
     """A feature of a shard. A method that a feature does not override does nothing."""
 
     def begin(self, variables: Sequence[VariableSpec], shapes: Shapes) -> None:
@@ -71,7 +71,7 @@ class Part:
         """
 
 
-class CompressedPushes(Part):
+class CompressedPushes(ShardFeature):
     """Gradients that workers compress.
 
     Args:
@@ -92,7 +92,7 @@ class CompressedPushes(Part):
         return self._unpacker.received(message.kinds, arrays, message.sequence)
 
 
-class CompressedAnswers(Part):
+class CompressedAnswers(ShardFeature):
     """Parameters that are sent as compressed differences from what each worker has.
 
     Args:
@@ -122,7 +122,7 @@ class CompressedAnswers(Part):
         return self._encoder.answered(message, values)
 
 
-class CompensatedDelays(Part):
+class CompensatedDelays(ShardFeature):
     """Late gradients that are corrected for the change of the parameters meanwhile.
 
     Args:
@@ -153,13 +153,13 @@ class CompensatedDelays(Part):
         self._compensation.sent(worker, version, now)
 
 
-def parts_of(arguments: Arguments) -> list[Part]:
+def parts_of(arguments: Arguments) -> list[ShardFeature]:
     """Returns the features of a shard that takes what workers push.
 
     Args:
         arguments: the strategy's arguments.
     """
-    parts: list[Part] = []
+    parts: list[ShardFeature] = []
     if arguments.compression is not None:
         parts.append(CompressedPushes(arguments.compression))
     if arguments.pull_compression is not None:

@@ -15,18 +15,18 @@ from tfdist.errors import TfdistError
 from tfdist.parameter_server.dealing.deals import Answer
 from tfdist.parameter_server.protocol.gradients import PushedGradients, weighted_sum
 from tfdist.parameter_server.protocol.messages import (
+    AssignValues,
     Attach,
     Attached,
-    Create,
+    CreateShard,
     Done,
-    Leave,
+    LeaveModel,
     OpenedMemory,
     OpenMemory,
     Pull,
     PullKind,
     Push,
-    Put,
-    Read,
+    ReadModel,
     Refused,
     Suspend,
     Values,
@@ -34,12 +34,18 @@ from tfdist.parameter_server.protocol.messages import (
 )
 from tfdist.parameter_server.protocol.packing import VariableSpec
 from tfdist.parameter_server.protocol.report import ModelReport, WorkerReport
-from tfdist.parameter_server.protocol.state import Held, Progress, State, rows_of_sequences, sequences_of_rows
+from tfdist.parameter_server.protocol.state import (
+    HeldRows,
+    ShardProgress,
+    TrainingState,
+    rows_of_sequences,
+    sequences_of_rows,
+)
 from tfdist.parameter_server.protocol.wire import Message
-from tfdist.parameter_server.shard.assigned import Assigned
+from tfdist.parameter_server.shard.assignments import Assignments
 from tfdist.parameter_server.shard.hogwild_store import MemoryStore
 from tfdist.parameter_server.shard.ledger import Ledger, weights
-from tfdist.parameter_server.shard.parts import Part
+from tfdist.parameter_server.shard.parts import ShardFeature
 from tfdist.parameter_server.shard.store import Store
 from tfdist.parameter_server.shard.stores import NewStore
 from tfdist.parameter_server.shard.tickets import Tickets
@@ -68,7 +74,7 @@ class _Traffic:
 
 
 @dataclass(frozen=True)
-class Parked:
+class ParkedMessage:
     """A message whose answer has to wait.
 
     Attributes:
@@ -85,7 +91,7 @@ class Parked:
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PendingPush:
     """The gradients of one push that wait to be applied.
 
     Attributes:
@@ -125,7 +131,7 @@ class Shard:
 
     ledger: Ledger
     snapshots: Snapshots | None = None
-    parts: Sequence[Part] = ()
+    parts: Sequence[ShardFeature] = ()
     new_store: NewStore = Store
     store: Store | MemoryStore | None = None
     model: str = ""
@@ -133,10 +139,10 @@ class Shard:
     incarnations: dict[int, int] = field(default_factory=dict)
     sequences: dict[tuple[int, int], int] = field(default_factory=dict)
     applied: dict[tuple[int, int], int] = field(default_factory=dict)
-    pushed: dict[int, Pushed] = field(default_factory=dict)
-    assigned: Assigned = field(default_factory=Assigned)
+    pushed: dict[int, PendingPush] = field(default_factory=dict)
+    assigned: Assignments = field(default_factory=Assignments)
     tickets: Tickets = field(init=False)
-    _parked: list[Parked] = field(default_factory=list)
+    _parked: list[ParkedMessage] = field(default_factory=list)
     _traffic: _Traffic = field(default_factory=_Traffic)
 
     def __post_init__(self) -> None:
@@ -154,18 +160,20 @@ class Shard:
         match message:
             case Attach():
                 self._attach(message, answer)
-            case Create() | Push() | Pull() | Put() | OpenMemory() | Suspend() | Leave() if not self._knows(message):
+            case CreateShard() | Push() | Pull() | AssignValues() | OpenMemory() | Suspend() | LeaveModel() if (
+                not self._knows(message)
+            ):
                 why = f"worker {message.worker} has not attached, or was taken for lost"
                 answer(Refused(message.id, why, is_unknown=True), ())
-            case Create():
+            case CreateShard():
                 self._create(message, arrays, answer)
-            case Push() | Put() | OpenMemory() if self.store is None:
+            case Push() | AssignValues() | OpenMemory() if self.store is None:
                 answer(Refused(message.id, "this server was started again and has no model", is_unknown=True), ())
             case Push():
                 self._push(message, arrays, answer)
             case Pull():
-                self._answer_or_park(Parked(message, answer))
-            case Put():
+                self._answer_or_park(ParkedMessage(message, answer))
+            case AssignValues():
                 self._put(message, arrays, answer)
             case OpenMemory():
                 self._open_memory(message, answer)
@@ -173,7 +181,7 @@ class Shard:
                 self.ledger.suspend(message.worker, message.is_end, message.id)
                 answer(Done(message.id, self.ledger.version), ())
                 self._update()
-            case Leave():
+            case LeaveModel():
                 self.lost(message.worker)
                 answer(Done(message.id, self.ledger.version), ())
 
@@ -260,7 +268,7 @@ class Shard:
             self.take_snapshot()
             self.snapshots.wait()
 
-    def _knows(self, sender: Create | Push | Pull | Put | OpenMemory | Suspend | Leave) -> bool:
+    def _knows(self, sender: CreateShard | Push | Pull | AssignValues | OpenMemory | Suspend | LeaveModel) -> bool:
         return self.incarnations.get(sender.worker) == sender.incarnation
 
     def _attach(self, message: Attach, answer: Answer) -> None:
@@ -272,7 +280,7 @@ class Shard:
         counted = rows_of_sequences(self.sequences) if message.joins else ()
         answer(Attached(message.id, self.ledger.workers[message.worker].clock, self.store is not None, counted), ())
 
-    def _create(self, message: Create, arrays: list[np.ndarray], answer: Answer) -> None:
+    def _create(self, message: CreateShard, arrays: list[np.ndarray], answer: Answer) -> None:
         if self.store is None:
             try:
                 self._make(message, arrays)
@@ -284,10 +292,12 @@ class Shard:
         answer(Done(message.id, self.ledger.version), ())
         self._answer_parked()
 
-    def _make(self, message: Create, arrays: list[np.ndarray]) -> None:
+    def _make(self, message: CreateShard, arrays: list[np.ndarray]) -> None:
         """Makes the store from a snapshot or from the message's values. Without both, the shard waits for the chief."""
         state = (
-            State.of_arrays(arrays, len(message.held), message.slots, message.scalars) if message.has_values else None
+            TrainingState.of_arrays(arrays, len(message.held), message.slots, message.scalars)
+            if message.has_values
+            else None
         )
         found = self.snapshots.find(message.model, message.held) if self.snapshots is not None else None
         if found is not None:
@@ -295,14 +305,16 @@ class Shard:
             for worker, incarnation in self.incarnations.items():
                 one = self.ledger.workers[worker]
                 one.sequence = max(one.sequence, self.sequences.get((worker, incarnation), -1))
-            state = State([part.value for part in found.parts], [part.slots for part in found.parts], found.scalars)
+            state = TrainingState(
+                [part.value for part in found.parts], [part.slots for part in found.parts], found.scalars
+            )
         self.model = message.model
         self.is_restored = found is not None
         if state is not None:
             self.make_store(message.held, message.optimizer, state)
             self.take_snapshot()
 
-    def make_store(self, held: Sequence[Held], optimizer: dict[str, Any], state: State) -> None:
+    def make_store(self, held: Sequence[HeldRows], optimizer: dict[str, Any], state: TrainingState) -> None:
         """Makes the store, and begins the parts with its variables.
 
         Args:
@@ -320,12 +332,12 @@ class Shard:
             part.begin(whole, self.store.shapes)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> ShardProgress:
         """What was counted and applied."""
         applied = rows_of_sequences(self.applied)
-        return Progress(self.ledger.version, dict(self.ledger.counted), applied, self.assigned.version)
+        return ShardProgress(self.ledger.version, dict(self.ledger.counted), applied, self.assigned.version)
 
-    def restore(self, progress: Progress) -> None:
+    def restore(self, progress: ShardProgress) -> None:
         """Takes over what was counted and applied; pushes that were not applied have to come again."""
         self.ledger.version, self.assigned.version = progress.version, progress.assigned
         self.ledger.counted.update(progress.counted)
@@ -372,7 +384,7 @@ class Shard:
             if counted is None:
                 _note(self.applied, pushes)
             else:
-                self.pushed[id(counted)] = Pushed(source, message.read, gradients, message.ticket, message.parts)
+                self.pushed[id(counted)] = PendingPush(source, message.read, gradients, message.ticket, message.parts)
             is_refused = self.tickets.settle(message, counted)
             self._update()
             if counted is not None and id(counted) in self.pushed and not self.ledger.synchronization.in_rounds:
@@ -380,7 +392,7 @@ class Shard:
                 waiting = self.pushed[id(counted)]
                 self.pushed[id(counted)] = replace(waiting, gradients=gradients.copy())
         if message.pulls:
-            self._answer_or_park(Parked(message, answer, is_refused))
+            self._answer_or_park(ParkedMessage(message, answer, is_refused))
         else:
             answer(Done(message.id, self.ledger.version, is_refused, self.tickets.decision(message)), ())
 
@@ -390,7 +402,7 @@ class Shard:
         found = next((gradients for gradients in decoded if gradients is not None), None)
         return found or PushedGradients.received(message.kinds, arrays, self.store.shapes)
 
-    def _put(self, message: Put, arrays: list[np.ndarray], answer: Answer) -> None:
+    def _put(self, message: AssignValues, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None
         if self.assigned.is_duplicate(message):
             answer(Done(message.id, self.ledger.version), ())
@@ -432,7 +444,7 @@ class Shard:
                 _note(self.applied, ((*one.source, known.sequence), *one.parts))
         self._answer_parked()
 
-    def _corrected(self, pushed: Pushed) -> PushedGradients:
+    def _corrected(self, pushed: PendingPush) -> PushedGradients:
         """Returns late gradients as they are to be applied."""
         assert self.store is not None
         gradients = pushed.gradients
@@ -440,7 +452,7 @@ class Shard:
             gradients = part.corrected(pushed.source[0], pushed.read, gradients, self.store.vectors)
         return gradients
 
-    def _answer_or_park(self, one: Parked) -> None:
+    def _answer_or_park(self, one: ParkedMessage) -> None:
         """Answers a message, now or later. A repeated message replaces its earlier copy."""
         mine = one.message.worker, one.message.id
         self._parked = [other for other in self._parked if (other.message.worker, other.message.id) != mine]
@@ -457,16 +469,16 @@ class Shard:
             for one in ready:
                 self._answer(one)
 
-    def _may_be_answered(self, one: Parked) -> bool:
+    def _may_be_answered(self, one: ParkedMessage) -> bool:
         if self.store is None:
             return False
         return isinstance(one.message, Pull) or self.ledger.may_read(one.message.worker)
 
-    def _awaited_by(self, one: Parked) -> tuple[int, ...]:
+    def _awaited_by(self, one: ParkedMessage) -> tuple[int, ...]:
         """Returns the workers that an answer waits for. Without values it waits for the chief, which gives them."""
         return (0,) if self.store is None else tuple(sorted(self.ledger.awaited_by(one.message.worker)))
 
-    def _answer(self, one: Parked) -> None:
+    def _answer(self, one: ParkedMessage) -> None:
         assert self.store is not None
         message, clock = one.message, self.ledger.workers[one.message.worker].clock
         if isinstance(message, Pull):
@@ -510,7 +522,7 @@ class Shard:
         counts = message.id, self.ledger.version, self.store.iterations, clock
         return Values(*counts, edition=self.store.edition, kinds=kinds, copy=copy), arrays
 
-    def read(self, message: Read) -> tuple[Values, list[np.ndarray]] | None:
+    def read(self, message: ReadModel) -> tuple[Values, list[np.ndarray]] | None:
         """Returns the answer to a task that takes no part in the training; None while there are no values.
 
         Args:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.parameter_server.protocol.changes import Changes, Edition
 from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Shapes
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.shard import slots as slots_of
 from tfdist.parameter_server.shard.lazy_rows import LazyRows
 from tfdist.parameter_server.shard.private_values import PrivateValues
@@ -37,7 +37,7 @@ def is_elementwise(optimizer: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Block:
+class _RowBlock:
     """Variables that the optimizer updates as one Keras variable.
 
     Attributes:
@@ -71,7 +71,9 @@ class Store(PrivateValues):
         ValueError: the optimizer cannot update rows lazily.
     """
 
-    def __init__(self, held: Sequence[Held], state: State, optimizer: dict[str, Any], is_lazy: bool = False) -> None:
+    def __init__(
+        self, held: Sequence[HeldRows], state: TrainingState, optimizer: dict[str, Any], is_lazy: bool = False
+    ) -> None:
         self.held = list(held)
         self.config = optimizer
         self.shapes = Shapes([value.shape for value in state.values], [value.dtype for value in state.values])
@@ -128,7 +130,7 @@ class Store(PrivateValues):
         arrays = {number: to_array(found[number].value.read_value()) for number in range(len(self._blocks))}
         return self._in_vectors(arrays)
 
-    def state(self) -> State:
+    def state(self) -> TrainingState:
         """Returns the values and the optimizer's variables. Later updates do not change them."""
         values = list(self.shapes.layout().arrays(self.vectors()).values())
         slots: list[dict[str, np.ndarray]] = [{} for _ in self.held]
@@ -137,7 +139,7 @@ class Store(PrivateValues):
             for place, part in zip(block.places, self._split(block, array), strict=True):
                 slots[place][slot.name] = part
         scalars = slots_of.scalars_of(self._optimizer, self._slots)
-        return State(values, slots, {name: np.array(one.numpy()) for name, one in scalars.items()})
+        return TrainingState(values, slots, {name: np.array(one.numpy()) for name, one in scalars.items()})
 
     def set_learning_rate(self, value: float) -> None:
         """Sets the optimizer's learning rate.
@@ -295,12 +297,12 @@ class Store(PrivateValues):
         made = tf.function(update, jit_compile=jit_compile).get_concrete_function(*specs)
         return lambda given: dict(zip(numbers, made(*given), strict=True))
 
-    def _make(self, state: State) -> None:
+    def _make(self, state: TrainingState) -> None:
         """Makes the variables and the optimizer."""
         self._optimizer = keras.saving.deserialize_keras_object(self.config)
         self._is_elementwise = is_elementwise(self._optimizer)
         runs = self._runs() if self._is_elementwise else [(place,) for place in range(len(self.held))]
-        self._blocks = [_Block(run, self._variable(run, state)) for run in runs]
+        self._blocks = [_RowBlock(run, self._variable(run, state)) for run in runs]
         undecayed = [block.variable for block in self._blocks if not self.held[block.places[0]].decays]
         if undecayed:
             self._optimizer.exclude_from_weight_decay(var_list=undecayed)
@@ -335,7 +337,7 @@ class Store(PrivateValues):
                 runs.append([place])
         return [tuple(run) for run in runs]
 
-    def _variable(self, places: Sequence[int], state: State) -> Any:
+    def _variable(self, places: Sequence[int], state: TrainingState) -> Any:
         held = self.held[places[0]]
         value = state.values[places[0]] if len(places) == 1 else _joined([state.values[place] for place in places])
         variable = keras.Variable(value, dtype=value.dtype.name, name=held.path.replace("/", "_"))
@@ -349,7 +351,7 @@ class Store(PrivateValues):
         self._apart |= places
         self._make(state)
 
-    def _split(self, block: _Block, array: np.ndarray) -> list[np.ndarray]:
+    def _split(self, block: _RowBlock, array: np.ndarray) -> list[np.ndarray]:
         """Splits a block's array into the arrays of its variables."""
         if len(block.places) == 1:
             return [array]
@@ -373,7 +375,7 @@ def _of_arrays(kinds: Sequence[Kind]) -> list[Kind]:
     return [kind for kind in kinds for _ in range(("none", "dense", "sparse").index(kind))]
 
 
-def _kind(gradients: PushedGradients, block: _Block) -> Kind | None:
+def _kind(gradients: PushedGradients, block: _RowBlock) -> Kind | None:
     """Returns the kind of a block's gradient; None for different kinds, or for several sparse gradients."""
     kinds = {gradients.kinds[place] for place in block.places}
     if len(kinds) > 1 or (kinds == {"sparse"} and len(block.places) > 1):

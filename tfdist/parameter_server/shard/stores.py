@@ -8,11 +8,11 @@ from typing import Any
 
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.pushes import Hogwild
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.shard.hogwild_store import MemoryStore
 from tfdist.parameter_server.shard.store import Store
 
-NewStore = Callable[[Sequence[Held], State, dict[str, Any]], Store | MemoryStore]
+NewStore = Callable[[Sequence[HeldRows], TrainingState, dict[str, Any]], Store | MemoryStore]
 """Function that makes a store from the descriptions of variables, their state and the serialized optimizer."""
 
 

@@ -34,7 +34,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-from tfdist.parameter_server.protocol.state import Progress
+from tfdist.parameter_server.protocol.state import ShardProgress
 from tfdist.parameter_server.snapshots.state import PartState, ShardState, SnapshotError
 
 _FORMAT = "tfdist snapshot"
@@ -56,7 +56,7 @@ class DamagedError(Exception):
         self.path = path
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredArray(msgspec.Struct, frozen=True):
     """Description of an array in a file.
 
     Attributes:
@@ -77,8 +77,8 @@ class StoredPart(msgspec.Struct, frozen=True):
     begin: int
     end: int
     rows: int
-    value: Stored
-    slots: dict[str, Stored]
+    value: StoredArray
+    slots: dict[str, StoredArray]
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +93,9 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     format_version: int = _VERSION
     digest: str
     optimizer: dict[str, Any]
-    scalars: dict[str, Stored]
+    scalars: dict[str, StoredArray]
     parts: tuple[StoredPart, ...]
-    progress: Progress
+    progress: ShardProgress
     deals: dict[str, Any] | None = None
 
 
@@ -117,12 +117,12 @@ def save(file: IO[bytes], state: ShardState) -> None:
     """
     arrays: dict[str, np.ndarray] = {}
 
-    def store(name: str, array: np.ndarray) -> Stored:
+    def store(name: str, array: np.ndarray) -> StoredArray:
         unique, count = name, 1
         while unique in arrays:  # as with a variable `a:b` and slot `c`, and a variable `a` and slot `b:c`
             unique, count = f"{name}#{count + 1}", count + 1
         arrays[unique] = _bits(name, array)
-        return Stored(unique, array.dtype.name, array.shape)
+        return StoredArray(unique, array.dtype.name, array.shape)
 
     parts = tuple(
         StoredPart(
@@ -227,7 +227,7 @@ class _Archive:
 
     def metadata(self) -> Metadata:
         """Reads the description of the arrays."""
-        given = json.loads(self.array(Stored("metadata", "uint8", (-1,))).tobytes())
+        given = json.loads(self.array(StoredArray("metadata", "uint8", (-1,))).tobytes())
         version = msgspec.convert(given, _Version)
         if version.format != _FORMAT:
             raise ValueError(f"it is of the format {version.format!r}; expected {_FORMAT!r}")
@@ -254,7 +254,7 @@ class _Archive:
         slots = {name: self.array(slot, rows) for name, slot in part.slots.items()}
         return PartState(part.path, begin, end, part.rows, self.array(part.value, rows), slots)
 
-    def array(self, stored: Stored, rows: tuple[int, int] | None = None) -> np.ndarray:
+    def array(self, stored: StoredArray, rows: tuple[int, int] | None = None) -> np.ndarray:
         """Reads an array, or some of its rows.
 
         Args:

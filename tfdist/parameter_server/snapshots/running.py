@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.parameter_server.protocol.state import Held
+from tfdist.parameter_server.protocol.state import HeldRows
 from tfdist.parameter_server.snapshots import file, sharded
 from tfdist.parameter_server.snapshots.folder import snapshots_of
 from tfdist.parameter_server.snapshots.sharded import ShardState, SnapshotError
@@ -41,7 +41,7 @@ class Snapshots:
         """Seconds until the next snapshot is due."""
         return max(0.0, self._due - time.monotonic())
 
-    def find(self, digest: str, held: Sequence[Held]) -> ShardState | None:
+    def find(self, digest: str, held: Sequence[HeldRows]) -> ShardState | None:
         """Returns the newest state of a server's part of a model, whichever servers have written it; None if none have.
 
         Args:

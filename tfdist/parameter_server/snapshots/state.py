@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import TfdistError
-from tfdist.parameter_server.protocol.state import Progress
+from tfdist.parameter_server.protocol.state import ShardProgress
 
 
 class SnapshotError(TfdistError):
@@ -111,5 +111,5 @@ class ShardState:
     optimizer: dict[str, Any]
     scalars: dict[str, np.ndarray]
     parts: tuple[PartState, ...]
-    progress: Progress
+    progress: ShardProgress
     deals: dict[str, Any] | None = None

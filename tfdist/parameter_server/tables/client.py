@@ -27,7 +27,7 @@ from tfdist.parameter_server.protocol.tables import (
 )
 from tfdist.parameter_server.tables.row_cache import CachePolicy, RowCache
 from tfdist.parameter_server.tables.tables import Tables
-from tfdist.parameter_server.worker.client import RefusedError
+from tfdist.parameter_server.worker.client import MessageRefusedError
 
 _CHIEF = 0
 _NONE = np.empty(0, np.int64), np.empty((0, 1))
@@ -71,11 +71,11 @@ class InProcess:
         """Returns the answer to a message.
 
         Raises:
-            RefusedError: the message was refused.
+            MessageRefusedError: the message was refused.
         """
         name, (answer, arrays) = request
         if isinstance(answer, Refused):
-            raise RefusedError(f"{name} is refused: {answer.why}", answer)
+            raise MessageRefusedError(f"{name} is refused: {answer.why}", answer)
         return answer, arrays
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class TableClient:
             optimizer: optimizer of the rows, serialized by `keras.optimizers.serialize`.
 
         Raises:
-            RefusedError: the optimizer cannot be used, or the table exists with another description.
+            MessageRefusedError: the optimizer cannot be used, or the table exists with another description.
             PeerLostError: a server cannot be reached.
         """
         with self._line.lock:
@@ -223,7 +223,7 @@ class TableClient:
             create: whether this is a use of the keys, as their lookup was not.
 
         Raises:
-            RefusedError: a server refuses the update.
+            MessageRefusedError: a server refuses the update.
             PeerLostError: a server cannot be reached.
         """
         parts = self._parts(keys)
@@ -250,7 +250,7 @@ class TableClient:
             values: values of their rows, [n, dim].
 
         Raises:
-            RefusedError: a server refuses the rows.
+            MessageRefusedError: a server refuses the rows.
             PeerLostError: a server cannot be reached.
         """
         if not self.is_chief:
@@ -327,7 +327,7 @@ class TableClient:
                     try:
                         answers.append(connection.receive(request))
                         break
-                    except RefusedError as error:
+                    except MessageRefusedError as error:
                         if not error.refused.is_unknown:
                             raise
                     self._attach(server)

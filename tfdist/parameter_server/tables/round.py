@@ -12,7 +12,7 @@ from tfdist.parameter_server.shard.shard import Answer
 
 
 @dataclass(frozen=True)
-class Part:
+class TableUpdatePart:
     """One worker's part of an update.
 
     Attributes:
@@ -37,14 +37,14 @@ class Round:
 
     def __init__(self, workers: Collection[int]) -> None:
         self._workers = frozenset(workers)
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, TableUpdatePart] = {}
 
     @property
     def awaited(self) -> tuple[int, ...]:
         """The workers whose parts are missing, in ascending order."""
         return tuple(sorted(self._workers - self._parts.keys()))
 
-    def add(self, part: Part) -> bool:
+    def add(self, part: TableUpdatePart) -> bool:
         """Adds a worker's part. A repeated part replaces its earlier copy.
 
         Returns:
@@ -62,7 +62,7 @@ class Round:
         """
         self._parts.pop(worker, None)
 
-    def take(self) -> list[Part]:
+    def take(self) -> list[TableUpdatePart]:
         """Removes and returns all parts, in the order of the workers, so that sums are the same in each run."""
         parts = [self._parts[worker] for worker in sorted(self._parts)]
         self._parts = {}

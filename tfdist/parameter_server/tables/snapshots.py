@@ -1,7 +1,7 @@
 """A table's snapshots: each server writes its rows, and any number of servers can read them.
 
 The files are those of `tfdist.parameter_server.snapshots.sharded`, with one part for each server, ``0-of-2``
-for example. Its value is the number of updates, and the arrays of `Table.state` are its slots.
+for example. Its value is the number of updates, and the arrays of `EmbeddingTable.state` are its slots.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.parameter_server.protocol.state import Progress, rows_of_sequences, sequences_of_rows
+from tfdist.parameter_server.protocol.state import ShardProgress, rows_of_sequences, sequences_of_rows
 from tfdist.parameter_server.snapshots import sharded
 from tfdist.parameter_server.snapshots.folder import SnapshotName, snapshots_of
 from tfdist.parameter_server.snapshots.running import Snapshots
@@ -32,7 +32,7 @@ class TableState:
 
     Attributes:
         optimizer: optimizer of the rows, serialized by `keras.optimizers.serialize`; empty if no worker had set it.
-        states: `Table.state` of each server that wrote the snapshot, or of this server alone.
+        states: `EmbeddingTable.state` of each server that wrote the snapshot, or of this server alone.
         sequences: by worker and incarnation, the sequence of the last update that counted.
     """
 
@@ -102,7 +102,7 @@ class TableSnapshots:
         """
         (arrays,) = state.states
         part = PartState(_part(self.server, self.servers), 0, 1, 1, np.array(iterations, np.int64), dict(arrays))
-        progress = Progress(iterations, applied=rows_of_sequences(state.sequences))
+        progress = ShardProgress(iterations, applied=rows_of_sequences(state.sequences))
         self._kept.write(ShardState(self._table, state.optimizer, {}, (part,), progress))
 
     def wait(self) -> None:

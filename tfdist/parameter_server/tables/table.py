@@ -16,12 +16,12 @@ from tfdist.parameter_server.tables.keyed_rows import KeyedRows
 from tfdist.tensors import to_array
 
 State = dict[str, np.ndarray]
-"""State of a table, or of one server's part of it, as arrays by name; see `Table.state`."""
+"""State of a table, or of one server's part of it, as arrays by name; see `EmbeddingTable.state`."""
 
 _USES = {"uses": ((), np.int64), "last_used": ((), np.int64)}
 
 
-class Table:
+class EmbeddingTable:
     """The rows of an embedding that one server holds, used by one thread.
 
     A row is made by the first lookup of training that contains its key, or by a later lookup as the policy says. *The

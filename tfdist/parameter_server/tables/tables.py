@@ -23,9 +23,9 @@ from tfdist.parameter_server.protocol.tables import (
     UpdateRows,
 )
 from tfdist.parameter_server.shard.shard import Answer
-from tfdist.parameter_server.tables.round import Part, Round
+from tfdist.parameter_server.tables.round import Round, TableUpdatePart
 from tfdist.parameter_server.tables.snapshots import TableSnapshots, TableState
-from tfdist.parameter_server.tables.table import Table
+from tfdist.parameter_server.tables.table import EmbeddingTable
 
 log = logging.getLogger("tfdist")
 
@@ -52,7 +52,7 @@ class Sender:
 
 
 @dataclass
-class Served:
+class ServedTable:
     """A table of the server, with its bookkeeping.
 
     Attributes:
@@ -67,7 +67,7 @@ class Served:
     """
 
     described: AttachTable
-    table: Table
+    table: EmbeddingTable
     optimizer: dict[str, Any] | None
     snapshots: TableSnapshots | None = None
     senders: dict[int, Sender] = field(default_factory=dict)
@@ -105,17 +105,17 @@ class Tables:
 
     def __init__(self, snapshots: Callable[[str], TableSnapshots | None] | None = None) -> None:
         self._snapshots = snapshots
-        self._tables: dict[str, Served] = {}
+        self._tables: dict[str, ServedTable] = {}
         self.ended: set[int] = set()
 
-    def __iter__(self) -> Iterator[Served]:
+    def __iter__(self) -> Iterator[ServedTable]:
         return iter(list(self._tables.values()))
 
     def names(self) -> list[str]:
         """Returns the names of all tables."""
         return list(self._tables)
 
-    def served(self, name: str) -> Served:
+    def served(self, name: str) -> ServedTable:
         """Returns a table and its bookkeeping.
 
         Args:
@@ -123,7 +123,7 @@ class Tables:
         """
         return self._tables[name]
 
-    def put(self, served: Served) -> None:
+    def put(self, served: ServedTable) -> None:
         """Adds a table, in place of another table of this name.
 
         Args:
@@ -175,7 +175,7 @@ class Tables:
 
     def _update_together(
         self,
-        served: Served,
+        served: ServedTable,
         round: Round,
         sender: Sender,
         message: UpdateRows,
@@ -192,7 +192,7 @@ class Tables:
             answer(Done(message.id, served.table.iterations), ())
             return
         keys, gradients = _checked_update(served, arrays)
-        is_again = round.add(Part(message, keys, gradients, answer))
+        is_again = round.add(TableUpdatePart(message, keys, gradients, answer))
         if ended := sorted(self.ended.intersection(round.awaited)):
             self._refuse(round.take(), ended[0])
         elif not round.awaited:
@@ -200,12 +200,12 @@ class Tables:
         elif is_again:
             answer(Waiting(message.id, round.awaited), ())
 
-    def _refuse(self, parts: list[Part], ended: int) -> None:
+    def _refuse(self, parts: list[TableUpdatePart], ended: int) -> None:
         for part in parts:
             why = f"the table {part.message.table[:200]}: worker {ended} has ended without its part of this update"
             part.answer(Refused(part.message.id, why, ended=ended), ())
 
-    def _attach(self, message: AttachTable) -> Served:
+    def _attach(self, message: AttachTable) -> ServedTable:
         """Finds or makes the table that a worker describes, and registers the worker's client.
 
         Raises:
@@ -235,7 +235,7 @@ class Tables:
                 served.round.forget(message.worker)
         return served
 
-    def _made(self, message: AttachTable) -> Served:
+    def _made(self, message: AttachTable) -> ServedTable:
         """Makes a table, from a snapshot if there is one."""
         snapshots = None if self._snapshots is None else self._snapshots(message.table)
         found = None if snapshots is None else snapshots.find()
@@ -245,9 +245,9 @@ class Tables:
             )
         known = message.optimizer if found is None else found.optimizer or None
         optimizer = deepcopy(known or placeholder())  # Keras changes the dictionary that it deserializes
-        table = Table(message.dim, optimizer, message.initial, message.policy, message.dtype)
+        table = EmbeddingTable(message.dim, optimizer, message.initial, message.policy, message.dtype)
         together = Round(range(message.workers)) if message.workers else None
-        served = Served(message, table, known, snapshots, is_restored=found is not None, round=together)
+        served = ServedTable(message, table, known, snapshots, is_restored=found is not None, round=together)
         if snapshots is not None and found is not None:
             table.restore(found.states, snapshots.server, snapshots.servers)
             served.sequences.update(found.sequences)
@@ -262,7 +262,7 @@ class Tables:
 
 
 def _answered(
-    served: Served, sender: Sender, message: TableMessage, arrays: list[np.ndarray]
+    served: ServedTable, sender: Sender, message: TableMessage, arrays: list[np.ndarray]
 ) -> tuple[Any, list[np.ndarray]]:
     """Handles a message about an existing table.
 
@@ -306,7 +306,7 @@ def _answered(
     return Done(message.id, table.iterations), []
 
 
-def _update(served: Served, parts: list[Part]) -> None:
+def _update(served: ServedTable, parts: list[TableUpdatePart]) -> None:
     """Makes one update from the parts of all workers, and answers them."""
     try:
         for part in parts:
@@ -325,7 +325,7 @@ def _update(served: Served, parts: list[Part]) -> None:
         part.answer(Done(part.message.id, served.table.iterations), ())
 
 
-def _checked_update(served: Served, arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _checked_update(served: ServedTable, arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the keys and gradients of an update.
 
     Raises:
@@ -342,7 +342,7 @@ def _checked_update(served: Served, arrays: list[np.ndarray]) -> tuple[np.ndarra
     return keys, gradients
 
 
-def _check_values(served: Served, values: np.ndarray) -> None:
+def _check_values(served: ServedTable, values: np.ndarray) -> None:
     if values.dtype != served.described.dtype:
         raise TypeError(f"rows of dtype {values.dtype}; expected {served.described.dtype}")
 

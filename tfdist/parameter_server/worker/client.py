@@ -18,7 +18,7 @@ from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server.protocol import shared_memory
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.protocol.line import Line
-from tfdist.parameter_server.protocol.messages import FROM_SERVER, FROM_WORKER, Push, Refused, Share, Waiting
+from tfdist.parameter_server.protocol.messages import FROM_SERVER, FROM_WORKER, OfferSegment, Push, Refused, Waiting
 from tfdist.parameter_server.protocol.shared_memory import Segment, locator_of
 from tfdist.parameter_server.protocol.wire import InvalidMessageError, Message
 
@@ -36,7 +36,7 @@ _PATIENCE_SECONDS = 30.0
 """Time after which a warning says which workers this worker waits for."""
 
 
-class RefusedError(TfdistError):
+class MessageRefusedError(TfdistError):
     """A server refuses a message.
 
     Attributes:
@@ -141,7 +141,7 @@ class Connection:
             The answer, and the arrays that came with it: read-only views.
 
         Raises:
-            RefusedError: the server refuses the message.
+            MessageRefusedError: the server refuses the message.
             PeerLostError: there was no sign of life in time.
             BaseException: the error that has ended the job.
         """
@@ -174,7 +174,7 @@ class Connection:
                 what = type(request.message).__name__
                 if answer.ended is not None:
                     self._await_news()
-                raise RefusedError(f"{self._name} refuses {what}: {answer.why}", answer)
+                raise MessageRefusedError(f"{self._name} refuses {what}: {answer.why}", answer)
             elif answer is not None:
                 return answer, values
         raise PeerLostError(
@@ -220,9 +220,9 @@ class Connection:
             return False
         segment, where = made
         try:
-            self.request(lambda id: Share(id, worker, where, area, slots))
+            self.request(lambda id: OfferSegment(id, worker, where, area, slots))
             self._segment = segment
-        except RefusedError:  # the server is in a container, or of another user
+        except MessageRefusedError:  # the server is in a container, or of another user
             pass
         finally:
             where.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.parameter_server.protocol.messages import GiveState, Refused, StateDiffers, Waiting
+from tfdist.parameter_server.protocol.messages import CompareState, Refused, StateDiffers, Waiting
 from tfdist.parameter_server.protocol.programs import CHIEF, Programs
 from tfdist.parameter_server.worker.client import Connection
 
@@ -27,7 +27,7 @@ def digest(array: np.ndarray) -> bytes:
 
 
 def take(
-    connection: Connection, message: Callable[[int, Sequence[int]], GiveState], arrays: Sequence[np.ndarray]
+    connection: Connection, message: Callable[[int, Sequence[int]], CompareState], arrays: Sequence[np.ndarray]
 ) -> dict[int, np.ndarray]:
     """Gives this worker's arrays to the server if it is the chief; else takes the chief's arrays that differ.
 
@@ -40,7 +40,7 @@ def take(
         By place, the chief's arrays that differ from this worker's; empty on the chief.
 
     Raises:
-        RefusedError: the chief trains another model.
+        MessageRefusedError: the chief trains another model.
     """
     answer, found = connection.request(lambda id: message(id, ()))
     if message(0, ()).worker != CHIEF:
@@ -56,7 +56,7 @@ def take(
     return {}
 
 
-class LayerStates:
+class LayerStateStore:
     """A server's copy of the chief's weights that no server updates, for one thread.
 
     Args:
@@ -73,9 +73,9 @@ class LayerStates:
         self.programs = Programs()
         self.digests: dict[Key, tuple[bytes, ...]] = {}
         self.arrays: dict[bytes, np.ndarray] = {}
-        self._parked: list[tuple[GiveState, Answer]] = []
+        self._parked: list[tuple[CompareState, Answer]] = []
 
-    def heard(self, message: GiveState, arrays: Sequence[np.ndarray], answer: Answer) -> None:
+    def heard(self, message: CompareState, arrays: Sequence[np.ndarray], answer: Answer) -> None:
         """Handles a message.
 
         Args:
@@ -108,7 +108,7 @@ class LayerStates:
                 answer(StateDiffers(message.id, (), is_known=False), ())
             self._parked = []
 
-    def _keep(self, message: GiveState, arrays: Sequence[np.ndarray], answer: Answer) -> None:
+    def _keep(self, message: CompareState, arrays: Sequence[np.ndarray], answer: Answer) -> None:
         for place, array in zip(message.given, arrays, strict=False):
             if 0 <= place < len(message.digests) and digest(array) == message.digests[place]:
                 self.arrays[message.digests[place]] = array.copy()
@@ -119,7 +119,7 @@ class LayerStates:
             self.arrays = {one: array for one, array in self.arrays.items() if one in used}
         answer(StateDiffers(message.id, lacking), ())
 
-    def _answered(self, message: GiveState, answer: Answer, may_be_newer: bool = False) -> bool:
+    def _answered(self, message: CompareState, answer: Answer, may_be_newer: bool = False) -> bool:
         """Answers a worker if the chief has given its weights or is gone, and returns whether it did.
 
         Args:

@@ -14,9 +14,9 @@ from tfdist.compression.policy import Policy
 from tfdist.parameter_server.protocol.differences import ParameterDecoder
 from tfdist.parameter_server.protocol.gradients import Shapes
 from tfdist.parameter_server.protocol.packing import Packer, VariableSpec
-from tfdist.parameter_server.protocol.sharding import Part, ShardAssignment, Variable, assign_shards
+from tfdist.parameter_server.protocol.sharding import ShardAssignment, Variable, VariablePart, assign_shards
 from tfdist.parameter_server.protocol.shared_memory import area_of
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.tensors import unnumbered
 
 
@@ -67,11 +67,11 @@ class Model:
         )
         self.name = f"{optimizer}-{_digest([self.described, list(splits)])}"
 
-    def _shape(self, part: Part) -> tuple[int, ...]:
+    def _shape(self, part: VariablePart) -> tuple[int, ...]:
         shape = self._shapes[part.variable]
         return (part.end - part.begin, *shape[1:]) if shape else ()
 
-    def is_whole(self, part: Part) -> bool:
+    def is_whole(self, part: VariablePart) -> bool:
         """Returns whether a part is a whole variable."""
         shape = self._shapes[part.variable]
         return not shape or part.end - part.begin == shape[0]
@@ -106,7 +106,7 @@ class Model:
         shapes = self.shapes[server]
         return area_of(shapes.shapes, [dtype.itemsize for dtype in shapes.dtypes])
 
-    def held(self, server: int, described: Sequence[Held]) -> tuple[Held, ...]:
+    def held(self, server: int, described: Sequence[HeldRows]) -> tuple[HeldRows, ...]:
         """Returns the rows of variables that a server holds.
 
         Args:
@@ -118,7 +118,7 @@ class Model:
             for part in self.dealing.shards[server]
         )
 
-    def part_of(self, server: int, state: State) -> State:
+    def part_of(self, server: int, state: TrainingState) -> TrainingState:
         """Returns a server's part of a state.
 
         Args:
@@ -130,7 +130,7 @@ class Model:
             {name: _rows(array, part) for name, array in state.slots[part.variable].items()} if state.slots else {}
             for part in parts
         ]
-        return State([_rows(state.values[part.variable], part) for part in parts], slots, state.scalars)
+        return TrainingState([_rows(state.values[part.variable], part) for part in parts], slots, state.scalars)
 
     def whole(self, found: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         """Joins the arrays of the variables' parts into one for each variable.
@@ -161,5 +161,5 @@ def _digest(described: list[object]) -> str:
     return hashlib.sha256(msgspec.json.encode(described)).hexdigest()[:16]
 
 
-def _rows(array: np.ndarray, part: Part) -> np.ndarray:
+def _rows(array: np.ndarray, part: VariablePart) -> np.ndarray:
     return array[part.begin : part.end] if array.ndim else array

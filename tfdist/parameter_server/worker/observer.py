@@ -8,10 +8,10 @@ from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.protocol.gradients import PushedGradients
-from tfdist.parameter_server.protocol.messages import Inspect, PullKind, Read, Report
+from tfdist.parameter_server.protocol.messages import Inspect, PullKind, ReadModel, ServerReport
 from tfdist.parameter_server.protocol.packing import Packed
 from tfdist.parameter_server.protocol.report import ModelReport
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.protocol.wire import Message
 from tfdist.parameter_server.worker.client import Connection
 from tfdist.parameter_server.worker.model import Model
@@ -36,9 +36,9 @@ class Observer(Session):
 
     def begin(
         self,
-        held: Sequence[Held],
+        held: Sequence[HeldRows],
         optimizer: dict[str, Any],
-        values: Callable[[], State] | None,
+        values: Callable[[], TrainingState] | None,
         follows: bool = True,
     ) -> Vectors:
         """Waits for the model.
@@ -58,7 +58,7 @@ class Observer(Session):
         found = [max((one.occurrence, one.version) for one in own) for report in reports if (own := self._own(report))]
         return min((version for _, version in found), default=0)
 
-    def _own(self, report: Report) -> list[ModelReport]:
+    def _own(self, report: ServerReport) -> list[ModelReport]:
         return [one for one in report.models if one.model == self._model.name]
 
     def step(self, gradients: Sequence[PushedGradients | Packed], *arguments: Any, **options: Any) -> Vectors:
@@ -76,7 +76,7 @@ class Observer(Session):
         """Does nothing, because no server knows an evaluator."""
 
     def _pulling(self, what: PullKind) -> Callable[[int, int], Message]:
-        return lambda server, id: Read(id, self._model.name, what)
+        return lambda server, id: ReadModel(id, self._model.name, what)
 
     def _attach(self, server: int) -> None:
         """Waits before a server that does not have the model is asked again."""

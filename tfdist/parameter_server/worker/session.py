@@ -15,25 +15,25 @@ from tfdist.compression.policy import Policy
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.protocol.gradients import PushedGradients
 from tfdist.parameter_server.protocol.messages import (
+    AssignValues,
     Attach,
-    Create,
+    CreateShard,
     Decision,
     Inspect,
-    Leave,
+    LeaveModel,
     OpenedMemory,
     OpenMemory,
     Pull,
     PullKind,
     Push,
-    Put,
     Suspend,
     WorkerValues,
 )
 from tfdist.parameter_server.protocol.packing import Packed
 from tfdist.parameter_server.protocol.report import ModelReport, merge_reports
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.protocol.wire import Message
-from tfdist.parameter_server.worker.client import Connection, RefusedError, Request
+from tfdist.parameter_server.worker.client import Connection, MessageRefusedError, Request
 from tfdist.parameter_server.worker.model import Model
 from tfdist.parameter_server.worker.replica import Replica
 
@@ -93,8 +93,8 @@ class Session:
         self._unanswered: list[list[_PendingMessage]] = [[] for _ in connections]
         self._replicas = [Replica(shapes) for shapes in model.shapes]
         self._copies = [] if pull_compression is None else model.copies(pull_compression)
-        self._described: tuple[Sequence[Held], dict[str, Any]] = ((), {})
-        self._values: Callable[[], State] | None = None
+        self._described: tuple[Sequence[HeldRows], dict[str, Any]] = ((), {})
+        self._values: Callable[[], TrainingState] | None = None
         self._versions = [0] * len(connections)
         self.pushes = 0
         self.refusals = 0
@@ -112,9 +112,9 @@ class Session:
 
     def begin(
         self,
-        held: Sequence[Held],
+        held: Sequence[HeldRows],
         optimizer: dict[str, Any],
-        values: Callable[[], State] | None,
+        values: Callable[[], TrainingState] | None,
         follows: bool = True,
     ) -> Vectors:
         """Attaches to all servers, and waits for the model.
@@ -130,7 +130,7 @@ class Session:
             The variables' values.
 
         Raises:
-            RefusedError: the chief trains another model, or all have finished training this one.
+            MessageRefusedError: the chief trains another model, or all have finished training this one.
             PeerLostError: a server cannot be reached.
         """
         self._described, self._values = (held, optimizer), values
@@ -139,7 +139,7 @@ class Session:
                 for server in range(len(self._connections)):
                     self._attach(server)
                 return self.pull()
-            except RefusedError as error:
+            except MessageRefusedError as error:
                 if error.refused.newest is None or not follows:
                     raise
                 self._occurrence = error.refused.newest
@@ -173,7 +173,7 @@ class Session:
             indices follow behind the server's vectors.
 
         Raises:
-            RefusedError: a server refuses the push.
+            MessageRefusedError: a server refuses the push.
             PeerLostError: a server cannot be reached.
         """
 
@@ -264,9 +264,9 @@ class Session:
             arrays: new value of each variable.
         """
         self._finish()
-        parts = [self._model.part_of(server, State(arrays)).values for server in range(len(self._connections))]
+        parts = [self._model.part_of(server, TrainingState(arrays)).values for server in range(len(self._connections))]
         vectors = [shapes.layout().vectors(part) for shapes, part in zip(self._model.shapes, parts, strict=True)]
-        self._sent(lambda server, id: Put(id, self._worker, self._incarnation), vectors)()
+        self._sent(lambda server, id: AssignValues(id, self._worker, self._incarnation), vectors)()
 
     def averages(self) -> list[np.ndarray]:
         """Returns the optimizer's moving averages of the variables; the values if it keeps none."""
@@ -276,12 +276,12 @@ class Session:
         """Returns what the variables are after `fit`: `averages`, unless a program has assigned to them since."""
         return self.whole(self._noted(self._answers(self._pulling("final"))))
 
-    def state(self) -> State:
+    def state(self) -> TrainingState:
         """Returns values, slots and scalars of the whole model."""
         answers = self._answers(self._pulling("state"))
         counts = [len(shard) for shard in self._model.dealing.shards]
         states = [
-            State.of_arrays(arrays, count, answer.slots, answer.scalars)
+            TrainingState.of_arrays(arrays, count, answer.slots, answer.scalars)
             for (answer, arrays), count in zip(answers, counts, strict=True)
         ]
         for replica, shapes, (answer, _), state in zip(
@@ -299,13 +299,15 @@ class Session:
             for own, array, value in zip(slots, found, values, strict=True):
                 if array.shape == value.shape:
                     own[name] = array
-        return State(values, slots, max((state.scalars for state in states), key=lambda one: int(one["iteration"])))
+        return TrainingState(
+            values, slots, max((state.scalars for state in states), key=lambda one: int(one["iteration"]))
+        )
 
     def memories(self) -> list[OpenedMemory]:
         """Returns where each server has its values, with `Hogwild`.
 
         Raises:
-            RefusedError: a server has no room for this worker, or other options.
+            MessageRefusedError: a server has no room for this worker, or other options.
             PeerLostError: a server cannot be reached.
         """
         return [
@@ -346,7 +348,7 @@ class Session:
         for connection in self._connections:
             with contextlib.suppress(TfdistError):
                 connection.request(
-                    lambda id: Leave(id, self._worker, self._incarnation, is_over), timeout=_LEAVE_SECONDS
+                    lambda id: LeaveModel(id, self._worker, self._incarnation, is_over), timeout=_LEAVE_SECONDS
                 )
         self.is_suspended = True
 
@@ -371,7 +373,7 @@ class Session:
         for connection in self._connections[1:]:
             try:
                 connection.request(lambda id: Suspend(id, self._worker, self._incarnation))
-            except RefusedError as error:
+            except MessageRefusedError as error:
                 if not error.refused.is_unknown:  # else no worker waits for this one there either
                     raise
 
@@ -379,7 +381,7 @@ class Session:
         while True:
             try:
                 return self._attached(server)
-            except RefusedError as error:
+            except MessageRefusedError as error:
                 if not error.refused.is_unknown:
                     raise  # if the worker is unknown, the server was started again in between
 
@@ -407,14 +409,14 @@ class Session:
             return
         described, optimizer = self._described
         held = self._model.held(server, described)
-        part = State([]) if self._values is None else self._model.part_of(server, self._values())
+        part = TrainingState([]) if self._values is None else self._model.part_of(server, self._values())
         slots, scalars = part.names()
         shapes = model.shapes[server]
         of_held = tuple(shapes.shapes), tuple(dtype.name for dtype in shapes.dtypes)
 
         def create(id: int) -> Message:
             sender = id, self._worker, self._incarnation
-            return Create(*sender, model.name, held, optimizer, self._values is not None, slots, scalars, *of_held)
+            return CreateShard(*sender, model.name, held, optimizer, self._values is not None, slots, scalars, *of_held)
 
         connection.request(create, part.arrays())
         if self._values is None:  # waits for the chief's values, or for a snapshot
@@ -479,7 +481,7 @@ class Session:
                 while True:
                     try:
                         return self._connections[server].receive(one.request)
-                    except RefusedError as error:
+                    except MessageRefusedError as error:
                         if not error.refused.is_unknown:
                             raise
                     self._attach(server)

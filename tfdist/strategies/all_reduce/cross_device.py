@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.compression.compressor import Compressed, Compressor
 from tfdist.engine.exchange import Exchange
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.engine.slices import with_distinct_rows
 from tfdist.engine.sums import Sums, divided
 from tfdist.private import tensorflow as private
@@ -30,7 +30,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
 
     def __init__(
         self,
-        group: Group,
+        group: ProcessGroup,
         local: Any,
         shares: Shares,
         compressor: Compressor | None = None,

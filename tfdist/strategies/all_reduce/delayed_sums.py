@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import host_call
 from tfdist.local_sgd.exchanges import Exchanges, PendingSum, SingleProcessExchanges
 from tfdist.tensors import to_array
@@ -31,7 +31,7 @@ class DelayedSums:
             use.
     """
 
-    def __init__(self, group: Group, name: str, variables: Sequence[Any], compressor: Compressor | None) -> None:
+    def __init__(self, group: ProcessGroup, name: str, variables: Sequence[Any], compressor: Compressor | None) -> None:
         self.variables = list(variables)
         self.staleness: Counter[int] = Counter()
         self._exchanges: Exchanges | SingleProcessExchanges = SingleProcessExchanges()

@@ -12,7 +12,7 @@ from tfdist.compression.compressor import Compressor
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.counts import CountReducer
 from tfdist.engine.exchange import Exchange
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.notices import without_mirrored
 from tfdist.private import tensorflow as private
 from tfdist.strategies.abilities import DataParallel
@@ -53,7 +53,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        group: Group,
+        group: ProcessGroup,
         devices: list[str],
         compressor: Compressor | None = None,
         checks_weights: bool = True,

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.private.optimizers import variables_of
 from tfdist.seams.once import Once
 from tfdist.seams.optimizer import OptimizerCall
-from tfdist.seams.trainer import ModelCall
+from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import DelaysUpdates
 from tfdist.strategies.all_reduce.delayed_sums import DelayedSums
@@ -24,7 +24,7 @@ def install() -> None:
     keras_hooks.add(DelayedModelHooks)
 
 
-class DelayedOptimizerHooks(keras_hooks.OptimizerHooks[DelaysUpdates]):
+class DelayedOptimizerHooks(keras_hooks.StrategyOptimizerHooks[DelaysUpdates]):
     """Hooks of an optimizer that make each update with the sums of the step before."""
 
     ability = DelaysUpdates
@@ -112,7 +112,7 @@ class DelayedModelHooks(keras_hooks.ModelHooks[DelaysUpdates]):
 
     ability = DelaysUpdates
 
-    def evaluate(self, call: ModelCall) -> None:
+    def evaluate(self, call: TrainerCall) -> None:
         """Makes the last updates of the model."""
         settle(call.model, self.extended)
 

@@ -10,7 +10,7 @@ from tfdist.cluster import discovery
 from tfdist.cluster.settings import Timeouts
 from tfdist.cluster.spec import Cluster
 from tfdist.engine import calibration
-from tfdist.engine.group import Group as EngineGroup
+from tfdist.engine.group import ProcessGroup
 from tfdist.runtime import world
 from tfdist.runtime.groups import Group
 from tfdist.strategies.devices import device_names
@@ -35,7 +35,7 @@ class Processes(tf.distribute.Strategy):
         timeouts: Timeouts,
         algorithm: str,
         group: Group | None,
-    ) -> tuple[EngineGroup, list[str]]:
+    ) -> tuple[ProcessGroup, list[str]]:
         """Enters the job, before the base class is initialized.
 
         Args:

@@ -88,7 +88,7 @@ class EmbeddedRows:
 
         Raises:
             TypeError: the gradient is not a `tf.IndexedSlices`.
-            RefusedError: the optimizer cannot be used for rows.
+            MessageRefusedError: the optimizer cannot be used for rows.
         """
         if not isinstance(gradient, tf.IndexedSlices):
             raise TypeError(

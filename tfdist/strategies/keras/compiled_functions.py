@@ -30,7 +30,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> tuple[Any, list[tf.Te
         The result of the function; the losses that layers have added in it.
 
     Raises:
-        RefusedError: the function calls the host.
+        HostCallError: the function calls the host.
     """
     given = [leaf for leaf in tree.flatten(arguments) if isinstance(leaf, tf.Tensor)]
     traced = _Traced(function, arguments)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import MismatchError
 from tfdist.private.keras import array_slicing, tree
-from tfdist.seams.trainer import ModelCall
+from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import keras_hooks
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data import datasets
@@ -40,7 +40,7 @@ class ArgumentChecks(keras_hooks.ModelHooks[DataParallel]):
 
     ability = DataParallel
 
-    def fit(self, call: ModelCall) -> None:
+    def fit(self, call: TrainerCall) -> None:
         """Compares the arguments of all processes."""
         if not self.extended.runs_in_lockstep or call.is_within_fit:
             return

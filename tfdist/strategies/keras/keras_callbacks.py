@@ -31,7 +31,7 @@ def install() -> None:
 class AdaptedCallbacks(keras_hooks.ModelHooks[Ability]):
     """The hook of `fit` that asks all features' hooks to adapt the user's callbacks."""
 
-    def fit(self, call: trainer.ModelCall) -> None:
+    def fit(self, call: trainer.TrainerCall) -> None:
         """Replaces the user's callbacks by the adapted ones."""
         call.arguments["callbacks"] = adapt(call.arguments["callbacks"], call.model)
 

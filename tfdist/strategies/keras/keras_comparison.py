@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import MismatchError
 from tfdist.private import tensorflow as private
-from tfdist.seams.trainer import ModelCall
+from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import keras_hooks
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras.keras_optimizers import accumulators
@@ -26,7 +26,7 @@ class WeightComparison(keras_hooks.ModelHooks[DataParallel]):
 
     ability = DataParallel
 
-    def evaluate(self, call: ModelCall) -> None:
+    def evaluate(self, call: TrainerCall) -> None:
         """Compares the weights of all processes."""
         if self.extended.checks_weights and not call.is_within_fit:
             compare(call.model, self.extended, "before evaluate")

@@ -16,7 +16,7 @@ from tfdist.private import tensorflow as private
 from tfdist.private.epochs import spec_of
 from tfdist.private.keras import py_dataset_adapter, tf_trainer, tree
 from tfdist.seams.registry import replace
-from tfdist.seams.trainer import ModelCall
+from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.data.datasets import SharedDataset
@@ -38,7 +38,7 @@ def install() -> None:
 class BuiltFromTheSpec(keras_hooks.ModelHooks[Ability]):
     """The hook that builds models without drawing a batch, where the data's spec contains the shapes."""
 
-    def symbolic_build(self, call: ModelCall) -> None:
+    def symbolic_build(self, call: TrainerCall) -> None:
         """Builds a model that has a `call` from a placeholder; with a custom `train_step` this may fail silently.
 
         Raises:
@@ -48,7 +48,7 @@ class BuiltFromTheSpec(keras_hooks.ModelHooks[Ability]):
             check_scope(call.model)
         call.replace(lambda: self._build(call))
 
-    def _build(self, call: ModelCall) -> None:
+    def _build(self, call: TrainerCall) -> None:
         model, iterator = call.model, call.arguments["iterator"]
         if type(model).call is keras.Model.call:
             return

@@ -82,7 +82,7 @@ def summed_before() -> Iterator[None]:
         _summed.before = before
 
 
-class Reduced(keras_hooks.OptimizerHooks[DataParallel]):
+class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
     """Hooks that weight gradients by samples and sum them over replicas, which agree on whether they are finite."""
 
     ability = DataParallel

@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.exchange import Exchange
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.private.keras import saving_api
 from tfdist.seams.registry import replace
-from tfdist.seams.trainer import ModelCall
+from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import atomic_files, current_strategy, keras_hooks
 from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.keras import keras_outer
@@ -69,23 +69,23 @@ def _saved_by_method(original: Callable[..., Any]) -> Callable[..., Any]:
 class WrittenOnce(keras_hooks.ModelHooks[Ability]):
     """Hooks that let only the writer save, without collectives and atomically."""
 
-    def save(self, call: ModelCall) -> None:
+    def save(self, call: TrainerCall) -> None:
         """Saves a model or its weights, and the residuals and outer optimizers' states beside it."""
         if not _saving.alone:
             save_training_state(call.model, self.extended, call.arguments["filepath"])
-        self._by_the_writer(call, _atomically if _is_one_new_file(call.arguments) else ModelCall.inner)
+        self._by_the_writer(call, _atomically if _is_one_new_file(call.arguments) else TrainerCall.inner)
 
     save_weights = save
 
-    def export(self, call: ModelCall) -> None:
+    def export(self, call: TrainerCall) -> None:
         """Exports a model on the writer only."""
-        self._by_the_writer(call, ModelCall.inner)
+        self._by_the_writer(call, TrainerCall.inner)
 
-    def _by_the_writer(self, call: ModelCall, write: Callable[[ModelCall], Any]) -> None:
+    def _by_the_writer(self, call: TrainerCall, write: Callable[[TrainerCall], Any]) -> None:
         call.replace(lambda: self.extended.run_on_writer(call.model, lambda: write(call)))
 
 
-def _atomically(call: ModelCall) -> Any:
+def _atomically(call: TrainerCall) -> Any:
     path = Path(call.arguments["filepath"])
     atomic_files.remove_partial(path)
     with atomic_files.written(path) as partial:
@@ -207,7 +207,7 @@ def restore_compression(extended: Ability, path: Any) -> None:
         restore_residuals(extended.compressor, extended.exchange, extended.group, path)
 
 
-def restore_residuals(compressor: Compressor, exchange: Exchange, group: Group, path: Any) -> None:
+def restore_residuals(compressor: Compressor, exchange: Exchange, group: ProcessGroup, path: Any) -> None:
     """Restores residuals like `restore_compression`, without a strategy.
 
     Args:

@@ -55,7 +55,7 @@ def _is_in_a_scope() -> bool:
 class ScopeChecks(trainer.TrainerHooks):
     """Hooks of models that are used in the scope of a strategy, but may have been made outside of it."""
 
-    def compile(self, call: trainer.ModelCall) -> None:
+    def compile(self, call: trainer.TrainerCall) -> None:
         """Checks the model: TensorFlow's own error comes later, in `fit`, and speaks of mixed strategies.
 
         Raises:
@@ -63,7 +63,7 @@ class ScopeChecks(trainer.TrainerHooks):
         """
         _check_model(call.model, Ability)
 
-    def fit(self, call: trainer.ModelCall) -> None:
+    def fit(self, call: trainer.TrainerCall) -> None:
         """Checks the model, if the strategy has parameter servers.
 
         Raises:
@@ -81,13 +81,13 @@ class ServerScopeChecks(keras_hooks.ModelHooks[UpdatesOnServers]):
     ability = UpdatesOnServers
 
     @contextlib.contextmanager
-    def compile(self, call: trainer.ModelCall) -> Iterator[None]:
+    def compile(self, call: trainer.TrainerCall) -> Iterator[None]:
         """Checks the optimizer and the variables, after the model is compiled."""
         yield
         model = call.model
         check(getattr(model, "optimizer", None), model.trainable_variables, model.distribute_strategy)
 
-    def fit(self, call: trainer.ModelCall) -> None:
+    def fit(self, call: trainer.TrainerCall) -> None:
         """Checks the optimizer of the model."""
         check(getattr(call.model, "optimizer", None), [], call.model.distribute_strategy)
 

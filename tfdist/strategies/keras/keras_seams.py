@@ -50,7 +50,7 @@ import tensorflow as tf
 from tfdist.private.keras import seed_generator, tf_trainer, tree
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
-from tfdist.seams.trainer import ModelCall
+from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks, keras_unsynchronized
 from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.data import tensorflow_iterators
@@ -120,7 +120,7 @@ def install() -> None:
 class CommonHooks(keras_hooks.ModelHooks[Ability]):
     """Hooks for the models of all strategies: the scope of `compile`, and the errors of graphs."""
 
-    def compile(self, call: ModelCall) -> contextlib.AbstractContextManager[Any]:
+    def compile(self, call: TrainerCall) -> contextlib.AbstractContextManager[Any]:
         """Compiles in the scope that the model was made in."""
         scope: contextlib.AbstractContextManager[Any] = call.model.distribute_strategy.scope()
         return scope
@@ -134,7 +134,7 @@ class CommonHooks(keras_hooks.ModelHooks[Ability]):
 class WriterProgress(keras_hooks.ModelHooks[Ability]):
     """Hooks by which only the writer shows progress, unless ``verbose`` is set."""
 
-    def fit(self, call: ModelCall) -> None:
+    def fit(self, call: TrainerCall) -> None:
         """Turns off the progress bar of all processes but the writer."""
         if not self.extended.is_writer and call.arguments["verbose"] == "auto":
             call.arguments["verbose"] = 0
@@ -147,11 +147,11 @@ class InOrder(keras_hooks.ModelHooks[DataParallel]):
 
     ability = DataParallel
 
-    def predict(self, call: ModelCall) -> contextlib.AbstractContextManager[None]:
+    def predict(self, call: TrainerCall) -> contextlib.AbstractContextManager[None]:
         """Has all processes read the same batches."""
         return self.extended.reading_in_order()
 
-    def predict_on_batch(self, call: ModelCall) -> None:
+    def predict_on_batch(self, call: TrainerCall) -> None:
         """Predicts only the rows that this process passes."""
         call.replace(lambda: _predicted(call.model, call.arguments["x"]))
 

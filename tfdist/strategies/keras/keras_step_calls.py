@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
-from tfdist.seams.trainer import ModelCall
+from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import keras_hooks
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data import datasets
@@ -36,7 +36,7 @@ class StepCollectives(keras_hooks.ModelHooks[DataParallel]):
 
     ability = DataParallel
 
-    def fit(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
+    def fit(self, call: TrainerCall) -> contextlib.AbstractContextManager[None] | None:
         """Agrees on the collectives of steps. All processes have been given data of the same kinds."""
         extended, given = self.extended, call.arguments
         if (
@@ -69,7 +69,7 @@ class StepCollectives(keras_hooks.ModelHooks[DataParallel]):
             extended.shares.take_tally()
             extended.shares.tally(samples)
 
-    def epoch_logs(self, call: ModelCall) -> None:
+    def epoch_logs(self, call: TrainerCall) -> None:
         """Compares the epoch's numbers of samples of all processes, where steps have not counted them.
 
         Raises:

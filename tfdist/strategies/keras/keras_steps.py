@@ -15,7 +15,7 @@ from tfdist.private.epochs import end_epoch
 from tfdist.private.keras import backend, tf_trainer, tree
 from tfdist.private.models import strategy_of
 from tfdist.seams.registry import replace
-from tfdist.seams.trainer import ModelCall, WithPredictStep
+from tfdist.seams.trainer import TrainerCall, WithPredictStep
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data.datasets import SharedIterator
@@ -231,7 +231,7 @@ class OnShares(keras_hooks.ModelHooks[DataParallel]):
 
     ability = DataParallel
 
-    def make_function(self, call: ModelCall) -> None:
+    def make_function(self, call: TrainerCall) -> None:
         """Makes a function whose steps work on shares.
 
         Raises:
@@ -246,7 +246,7 @@ class OnShares(keras_hooks.ModelHooks[DataParallel]):
         _made.setdefault(model, set()).add(_MAKING["fit" if trains else "evaluate"])
         call.replace(lambda: _on_shares(call.inner(), step, extended, trains))
 
-    def epoch_logs(self, call: ModelCall) -> None:
+    def epoch_logs(self, call: TrainerCall) -> None:
         """Merges the logs of the last step, unless they are merged already or Keras replaces them by metrics."""
         step, logs = _taken.get(self.extended), call.arguments["logs"]
         if step is None or not step.has_own_logs or not logs:
@@ -258,7 +258,7 @@ class OnShares(keras_hooks.ModelHooks[DataParallel]):
 
         call.replace(of_all)
 
-    def make_predict_function(self, call: ModelCall) -> None:
+    def make_predict_function(self, call: TrainerCall) -> None:
         """Makes a function that predicts on shares."""
         if not self.extended.has_several_replicas:
             return

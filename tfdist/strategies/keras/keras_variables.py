@@ -28,7 +28,7 @@ from tfdist.private.keras import tf_core
 from tfdist.private.models import layers_of, state_of, strategy_of, value_of
 from tfdist.private.optimizers import strategy_of as strategy_of_optimizer
 from tfdist.seams.registry import replace
-from tfdist.seams.trainer import ModelCall
+from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import Ability, DataParallel, HasStages, UpdatesOnServers
 from tfdist.strategies.data.shares import Shares, weighed
@@ -451,7 +451,7 @@ class EqualState(keras_hooks.ModelHooks[DataParallel]):
 
     ability = DataParallel
 
-    def evaluate(self, call: ModelCall) -> None:
+    def evaluate(self, call: TrainerCall) -> None:
         """Averages layers' state over replicas."""
         if self.extended.has_several_replicas and not call.is_within_fit:
             average_state(call.model, self.extended)

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfdist.engine import host_calls
 from tfdist.private import models
 from tfdist.private.tensorflow import copies
-from tfdist.seams.trainer import ModelCall, WithPredictStep
+from tfdist.seams.trainer import TrainerCall, WithPredictStep
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import Ability, HasStages
 from tfdist.strategies.keras import compiled_functions
@@ -41,7 +41,7 @@ def install() -> None:
 class Compiled(keras_hooks.ModelHooks[Ability]):
     """Hooks that compile as much as possible of steps that call the host."""
 
-    def compile(self, call: ModelCall) -> None:
+    def compile(self, call: TrainerCall) -> None:
         """Decides whether XLA is used: ``"auto"`` means the same as in plain Keras, except for custom steps.
 
         ``"auto"`` does not compile custom steps that call the host: they may read tensors that a layer keeps from its
@@ -56,14 +56,14 @@ class Compiled(keras_hooks.ModelHooks[Ability]):
             whole = not self.extended.calls_host_in_steps
             given["jit_compile"] = (whole or _has_steps_of_keras(model)) and models.xla_by_default(model)
 
-    def make_function(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
+    def make_function(self, call: TrainerCall) -> contextlib.AbstractContextManager[None] | None:
         """Compiles the computations of `train_step` or `test_step`."""
         if not self._is_used(call.model):
             return None
         call.arguments["step_function"] = compiled(call.model, call.arguments["step_function"], self.extended)
         return models.without_xla(call.model)
 
-    def make_predict_function(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
+    def make_predict_function(self, call: TrainerCall) -> contextlib.AbstractContextManager[None] | None:
         """Compiles the computations of `predict_step`."""
         if not self._is_used(call.model):
             return None
@@ -153,7 +153,7 @@ def _as_a_whole(model: Any, step_function: Callable[..., Any], data: Any, say: C
 
     try:
         (outputs, update, measure), _ = compiled_functions.call(until_used, data)
-    except host_calls.RefusedError as error:
+    except host_calls.HostCallError as error:
         say(str(error))
         return step_function(data)
     if update is not None:
@@ -206,7 +206,7 @@ def _with_compiled_calls(model: Any, step_function: Callable[..., Any], data: An
 
         try:
             outputs, losses = compiled_functions.call(called, arguments, named)
-        except host_calls.RefusedError as error:
+        except host_calls.HostCallError as error:
             say(str(error))
             return original(*arguments, **named)
         for loss in losses:

@@ -17,7 +17,7 @@ from tfdist.cluster import discovery  # noqa: E402
 from tfdist.cluster.settings import Timeouts  # noqa: E402
 from tfdist.compression import Method, differences, policy  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
-from tfdist.engine.group import Group as EngineGroup  # noqa: E402
+from tfdist.engine.group import ProcessGroup  # noqa: E402
 from tfdist.gossip.bounded import BoundedStalenessMixing  # noqa: E402
 from tfdist.gossip.course import Gossiping  # noqa: E402
 from tfdist.gossip.encodings import Differences, Plain  # noqa: E402
@@ -153,7 +153,7 @@ class GossipStrategy(ProcessesInRounds):
 
 
 def _mixing(
-    group: EngineGroup,
+    group: ProcessGroup,
     trained: VariableGroup,
     topology: Topology,
     synchronization: Synchronization,

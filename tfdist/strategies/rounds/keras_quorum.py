@@ -8,7 +8,7 @@ import keras
 
 from tfdist.private.models import begin_at, initial_epoch
 from tfdist.seams.once import Once
-from tfdist.seams.trainer import ModelCall
+from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import keras_hooks
 from tfdist.strategies.data.shares import batch_size
 from tfdist.strategies.round_abilities import ElasticMembership
@@ -32,7 +32,7 @@ class ElasticModelHooks(keras_hooks.ModelHooks[ElasticMembership]):
         """Adds the callbacks that begin and end epochs and `fit` together with the others."""
         return [Pace(self.extended), *given, Beginning(self.extended)]
 
-    def make_function(self, call: ModelCall) -> None:
+    def make_function(self, call: TrainerCall) -> None:
         """Makes steps count their samples; with several devices, their shares already do."""
         extended, step_function = self.extended, call.arguments["step_function"]
         if extended.has_several_replicas:

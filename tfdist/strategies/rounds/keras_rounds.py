@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.private.keras import tree
 from tfdist.seams.once import Once
 from tfdist.seams.optimizer import OptimizerCall
-from tfdist.seams.trainer import ModelCall
+from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import keras_hooks
 from tfdist.strategies.keras import keras_steps, keras_variables
 from tfdist.strategies.round_abilities import TrainsInRounds
@@ -25,7 +25,7 @@ def install() -> None:
     keras_hooks.add(RoundModelHooks)
 
 
-class RoundOptimizerHooks(keras_hooks.OptimizerHooks[TrainsInRounds]):
+class RoundOptimizerHooks(keras_hooks.StrategyOptimizerHooks[TrainsInRounds]):
     """Hooks that count the updates of optimizers, after which an exchange may follow."""
 
     ability = TrainsInRounds
@@ -89,7 +89,7 @@ class RoundModelHooks(keras_hooks.ModelHooks[TrainsInRounds]):
 
     ability = TrainsInRounds
 
-    def evaluate(self, call: ModelCall) -> None:
+    def evaluate(self, call: TrainerCall) -> None:
         """Makes weights equal: `fit` does so, but a custom training loop does not."""
         if not call.is_within_fit:
             settle(call.model, self.extended)
@@ -100,7 +100,7 @@ class RoundModelHooks(keras_hooks.ModelHooks[TrainsInRounds]):
         """Adds the callback that begins rounds."""
         return [BeginRounds(self.extended), *given]
 
-    def epoch_logs(self, call: ModelCall) -> None:
+    def epoch_logs(self, call: TrainerCall) -> None:
         """Makes weights equal, and replaces the logs by those of all processes."""
         model = call.model
         if getattr(model, "_tfdist_in_rounds", False):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.local_sgd.course import Live, Progress, VariableGroup
 from tfdist.local_sgd.rules import Averaging
 from tfdist.private import tensorflow as private
@@ -48,7 +48,7 @@ class QuorumExtended(RoundsExtended, ElasticMembership):
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        group: Group,
+        group: ProcessGroup,
         devices: list[str],
         courses: QuorumRoundsFactory,
         rank: int,

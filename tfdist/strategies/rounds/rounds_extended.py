@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.engine.bridge import Bridge
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.local_sgd import rules
 from tfdist.local_sgd.course import Courses
 from tfdist.local_sgd.rules import States
@@ -45,7 +45,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        group: Group,
+        group: ProcessGroup,
         devices: list[str],
         courses: Courses,
         checks_weights: bool,
@@ -60,7 +60,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         self._steps: weakref.WeakKeyDictionary[Any, StepsInRounds] = weakref.WeakKeyDictionary()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._restored: weakref.WeakKeyDictionary[Any, States] = weakref.WeakKeyDictionary()
-        alone = Group(group.engine, (group.members[group.rank],))
+        alone = ProcessGroup(group.engine, (group.members[group.rank],))
         self._within = Bridge(alone)
         local: Any = self._cross_device_ops.local
         self._step_ops = ProcessCrossDeviceOps(alone, local, self.shares)

@@ -6,7 +6,7 @@ import atexit
 
 from tfdist.cluster.settings import Timeouts
 from tfdist.cluster.spec import Cluster
-from tfdist.engine.group import Group
+from tfdist.engine.group import ProcessGroup
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.runtime import job, serving
 from tfdist.strategies.servers.server_tables import ServerConnections, ServerTables
@@ -25,7 +25,7 @@ def serve(cluster: Cluster, timeouts: Timeouts) -> None:
     serving.serve(job.enter(cluster, timeouts), Arguments(), timeouts)
 
 
-def tables(cluster: Cluster, workers: Group, timeouts: Timeouts) -> ServerTables:
+def tables(cluster: Cluster, workers: ProcessGroup, timeouts: Timeouts) -> ServerTables:
     """Returns the tables of a strategy, which stay open until the process ends.
 
     Args:

@@ -13,7 +13,7 @@ from tfdist.engine.host_calls import host_call
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.options.pushes import LocalSteps
 from tfdist.parameter_server.protocol.hogwild_memory import Memory, Writer
-from tfdist.parameter_server.protocol.state import State
+from tfdist.parameter_server.protocol.state import TrainingState
 from tfdist.parameter_server.shard.row_local import keeps_other_values
 from tfdist.parameter_server.worker.observer import Observer
 from tfdist.private import optimizers
@@ -239,11 +239,11 @@ class HogwildLink(LocalLink):
         """Returns False: a variable is in the memory of one server."""
         return False
 
-    def _state(self) -> State:
+    def _state(self) -> TrainingState:
         """Returns the values in the servers' memory, also after the death of a server."""
         if self._writers is None:
             return super()._state()
-        return State([self._values(place).copy() for place in range(len(self._variables))])
+        return TrainingState([self._values(place).copy() for place in range(len(self._variables))])
 
 
 def _different_rows(one: np.ndarray, other: np.ndarray) -> np.ndarray:

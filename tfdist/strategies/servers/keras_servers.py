@@ -16,7 +16,7 @@ from tfdist.private.keras import base_optimizer
 from tfdist.seams import optimizer
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
-from tfdist.seams.trainer import ModelCall
+from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.data.shares import batch_size
@@ -177,7 +177,7 @@ class ServerModelHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
 
     ability = UpdatesOnServers
 
-    def make_function(self, call: ModelCall) -> None:
+    def make_function(self, call: TrainerCall) -> None:
         """Gives steps their number of samples, by which gradients are averaged.
 
         The number also orders an update behind its batch: Keras runs what does not depend on a batch once more where
@@ -204,7 +204,7 @@ class ServerModelHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
         return [SuspendBetweenEpochs(self.extended), *keras_backup.on_servers(given, self.extended)]
 
     @contextlib.contextmanager
-    def evaluate(self, call: ModelCall) -> Iterator[None]:
+    def evaluate(self, call: TrainerCall) -> Iterator[None]:
         """Has `evaluate` and `predict` read one version, the newest when they begin; no worker waits for them."""
         with contextlib.ExitStack() as stack:
             for link in self.extended.links(call.model):
@@ -216,7 +216,7 @@ class ServerModelHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
     predict = evaluate
 
     @contextlib.contextmanager
-    def save(self, call: ModelCall) -> Iterator[None]:
+    def save(self, call: TrainerCall) -> Iterator[None]:
         """Has models saved with the newest values, and with the optimizer's variables that the servers have."""
         if self.extended.worker:
             _warn_only_chief_writes(self.extended, call.name)

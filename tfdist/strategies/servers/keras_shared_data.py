@@ -21,7 +21,7 @@ from tfdist.private import tensorflow as private
 from tfdist.private.keras import array_slicing, backend, tf_trainer, tree
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
-from tfdist.seams.trainer import ModelCall
+from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.keras.keras_variables import MERGED_BY
@@ -132,7 +132,7 @@ class SharedDataHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
 
     ability = UpdatesOnServers
 
-    def fit(self, call: ModelCall) -> contextlib.AbstractContextManager[None] | None:
+    def fit(self, call: TrainerCall) -> contextlib.AbstractContextManager[None] | None:
         """Takes part in epochs whose batches are dealt, if the data can be dealt."""
         given = call.arguments
         if not self.extended.shares_data or not call.model.compiled:
@@ -180,7 +180,7 @@ class SharedDataHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
                 del _of_models[id(model)]
 
     @contextlib.contextmanager
-    def evaluate(self, call: ModelCall) -> Iterator[None]:
+    def evaluate(self, call: TrainerCall) -> Iterator[None]:
         """Has each worker evaluate all of the data that it is given, also within `fit`."""
         shared = _of_models.pop(id(call.model), None)
         try:
@@ -189,13 +189,13 @@ class SharedDataHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
             if shared is not None:
                 _of_models[id(call.model)] = shared
 
-    def epoch_logs(self, call: ModelCall) -> None:
+    def epoch_logs(self, call: TrainerCall) -> None:
         """Replaces the logs of a complete epoch by those of all workers, where Keras takes them from the metrics."""
         model, logs, shared = call.model, call.arguments["logs"], shared_by(call.model)
         if shared is not None and not model.stop_training:  # else others have not ended the epoch
             call.replace(lambda: _merge_logs(model, logs, shared))
 
-    def symbolic_build(self, call: ModelCall) -> None:
+    def symbolic_build(self, call: TrainerCall) -> None:
         """Gives Keras the shapes to build with, for which it would draw and drop a batch."""
         shared, iterator = shared_by(call.model), call.arguments["iterator"]
         if shared is not None and iterator is not None and _is_dealt(iterator):

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.notices import notice
-from tfdist.parameter_server.protocol.messages import GiveState
+from tfdist.parameter_server.protocol.messages import CompareState
 from tfdist.parameter_server.protocol.programs import CHIEF
 from tfdist.parameter_server.protocol.wire import DTYPES
 from tfdist.parameter_server.worker.client import Connection
@@ -50,7 +50,7 @@ class LayerStates:
             again: whether to take the chief's weights also where that was done before, as evaluators do.
 
         Raises:
-            RefusedError: the chief trains another model.
+            MessageRefusedError: the chief trains another model.
         """
         variables = _variables(model)
         described = tuple(f"{unnumbered(one.path)} {list(one.shape)} {one.dtype}" for one in variables)
@@ -68,9 +68,9 @@ class LayerStates:
         arrays = [to_array(one.value.read_value()) for one in variables]
         digests = tuple(map(digest, arrays))
 
-        def message(id: int, given: Sequence[int]) -> GiveState:
+        def message(id: int, given: Sequence[int]) -> CompareState:
             occurrence = self._begun[:place].count(name)
-            return GiveState(
+            return CompareState(
                 id, self._worker, self._incarnation, name, occurrence, place, described, digests, tuple(given)
             )
 

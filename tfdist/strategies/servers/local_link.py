@@ -16,7 +16,7 @@ from tfdist.errors import TfdistError
 from tfdist.local_sgd import rules
 from tfdist.parameter_server.options.pushes import ElasticAveraging, LocalSteps
 from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.worker.session import Vectors
 from tfdist.strategies.servers.server_link import Attachment, Link, array_of
 from tfdist.strategies.servers.server_vectors import PushAnswerLayout, kinds_of, tensors_for_server
@@ -139,12 +139,12 @@ class LocalLink(Link):
     def _optimizer_on_servers(self) -> Any:
         return keras.optimizers.SGD(1.0)
 
-    def _held(self) -> list[Held]:
+    def _held(self) -> list[HeldRows]:
         """Describes the variables without constraints and weight decay, which are the worker's."""
         return [msgspec.structs.replace(one, constraint=None, decays=False) for one in super()._held()]
 
-    def _state(self) -> State:
-        return State([array_of(variable) for variable in self._variables])
+    def _state(self) -> TrainingState:
+        return TrainingState([array_of(variable) for variable in self._variables])
 
 
 class ElasticLink(LocalLink):

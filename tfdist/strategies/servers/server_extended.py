@@ -22,7 +22,7 @@ from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.pushes import ElasticAveraging, Hogwild, LocalSteps
 from tfdist.parameter_server.tables.client import TableClient, TableSpec
 from tfdist.parameter_server.tables.row_cache import CachePolicy
-from tfdist.parameter_server.worker.client import RefusedError
+from tfdist.parameter_server.worker.client import MessageRefusedError
 from tfdist.private import tensorflow as private
 from tfdist.private.optimizers import variables_of
 from tfdist.runtime.job_end import JobEnd
@@ -213,7 +213,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
             )
             try:
                 link = self._linked(attachment, optimizer, variables)
-            except RefusedError as error:
+            except MessageRefusedError as error:
                 if not error.refused.is_over:
                     raise
                 log.warning("tfdist: %s. This worker trains it alone.", error.refused.why)

@@ -18,7 +18,7 @@ from tfdist.parameter_server.dealing.epochs import number_of
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.protocol.gradients import PushedGradients
 from tfdist.parameter_server.protocol.report import ModelReport
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.shard import slots as slots_of
 from tfdist.parameter_server.shard.store import is_elementwise
 from tfdist.parameter_server.worker.client import Connection
@@ -345,7 +345,7 @@ class Link:
             copy.clipnorm = copy.global_clipnorm = None
         return copy
 
-    def _held(self) -> list[Held]:
+    def _held(self) -> list[HeldRows]:
         """Describes the variables."""
         held = []
         for variable, path in zip(self._variables, self._model.paths, strict=True):
@@ -353,16 +353,16 @@ class Link:
             if not isinstance(constraint, (dict, type(None))):
                 raise ValueError(f"the constraint of {variable.path} cannot be sent to parameter servers: {constraint}")
             rows = variable.shape[0] if len(variable.shape) else 1
-            held.append(Held(path, 0, rows, rows, optimizers.decays(self._optimizer, variable), constraint))
+            held.append(HeldRows(path, 0, rows, rows, optimizers.decays(self._optimizer, variable), constraint))
         return held
 
-    def _state(self) -> State:
+    def _state(self) -> TrainingState:
         """Returns values and the optimizer's variables as this worker has them."""
         slots, scalars = self._of_optimizer()
         of_variables: list[dict[str, np.ndarray]] = [{} for _ in self._variables]
         for slot in slots:
             of_variables[slot.variable][slot.name] = array_of(slot.value)
-        return State(
+        return TrainingState(
             [array_of(variable) for variable in self._variables],
             of_variables,
             {name: array_of(variable) for name, variable in scalars.items()},

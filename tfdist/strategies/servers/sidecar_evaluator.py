@@ -8,7 +8,7 @@ import keras
 
 from tfdist.errors import TfdistError
 from tfdist.seams.once import Once
-from tfdist.seams.trainer import ModelCall
+from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import UpdatesOnServers
 
@@ -99,7 +99,7 @@ class InsteadOfFit(keras_hooks.ModelHooks[UpdatesOnServers]):
 
     ability = UpdatesOnServers
 
-    def fit(self, call: ModelCall) -> None:
+    def fit(self, call: TrainerCall) -> None:
         """Evaluates the validation data in place of training.
 
         Raises:

@@ -12,7 +12,7 @@ from unittest import mock
 from gossip_reference import descended, mean
 
 from tfdist.gossip.bounded import BoundedStalenessMixing
-from tfdist.gossip.messages import Kind
+from tfdist.gossip.messages import MessageKind
 from tfdist.gossip.pairs import PairwiseMixing
 
 STEP, ASK, ANSWER, ADD, CROSS, TAKE, VOID, END = range(1, 9)
@@ -49,9 +49,9 @@ class Recorder(contextlib.ExitStack):
             before["_answer"](mixing, rank, request, values)
 
         def hear(mixing, rank, message, values):
-            if message.kind == Kind.REQUEST:
+            if message.kind == MessageKind.REQUEST:
                 self._found.append((CROSS if rank == mixing._asked else VOID, rank, 0))
-            elif message.kind == Kind.ANSWER:
+            elif message.kind == MessageKind.ANSWER:
                 self._found.append((ADD, rank, 0))
             before["_hear"](mixing, rank, message, values)
 
