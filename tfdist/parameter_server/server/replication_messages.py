@@ -89,7 +89,7 @@ class PendingGradients(msgspec.Struct, frozen=True):
 
 
 class LedgerState(msgspec.Struct, frozen=True):
-    """What a shard's ledger has besides `ShardProgress`; attributes as in `tfdist.parameter_server.shard.ledger.Ledger`."""
+    """What a shard's ledger has besides `ShardProgress`; see `tfdist.parameter_server.shard.ledger.Ledger`."""
 
     awaited: tuple[int, ...]
     idle: tuple[int, ...]
