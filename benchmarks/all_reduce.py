@@ -20,7 +20,7 @@ def repeats(mib):
 
 def rates(make, barrier):
     """GB/s by size: ``make(elements)`` returns the function to time."""
-    found = {}
+    gb_per_s = {}
     for mib in MIB:
         run = make(int(mib * 2**20 // 4))
         run()
@@ -30,8 +30,8 @@ def rates(make, barrier):
         for _ in range(repeats(mib)):
             run()
         barrier()
-        found[mib] = mib * 2**20 * repeats(mib) / (time.perf_counter() - begun) / 1e9
-    return found
+        gb_per_s[mib] = mib * 2**20 * repeats(mib) / (time.perf_counter() - begun) / 1e9
+    return gb_per_s
 
 
 def step_in_graph(strategy, vector):
@@ -77,13 +77,13 @@ def measure_tfdist():
         buffer[...] = 0
         return lambda: engine.run(f"bare {elements}", ring.all_reduce(buffer))
 
-    found = {
+    figures = {
         "tfdist, in a tf.function": rates(in_graph, barrier),
         "tfdist's bare ring, of memory that it may not write": rates(from_source, barrier),
         "tfdist's bare ring, in place": rates(bare, barrier),
     }
     if strategy.rank == 0:
-        side_by_side.report(found)
+        side_by_side.report(figures)
 
 
 def measure_tensorflow(rank, size, port):
@@ -100,9 +100,9 @@ def measure_tensorflow(rank, size, port):
             step = step_in_graph(strategy, tf.Variable(tf.ones([elements])))
         return lambda: step().numpy()[0]
 
-    found = rates(in_graph, lambda: None)
+    gb_per_s = rates(in_graph, lambda: None)
     if rank == 0:
-        side_by_side.report({"TensorFlow RING, in a tf.function": found})
+        side_by_side.report({"TensorFlow RING, in a tf.function": gb_per_s})
 
 
 def measure_gloo(rank, size, port):
@@ -117,10 +117,10 @@ def measure_gloo(rank, size, port):
         vector = torch.ones(elements)
         return lambda: torch.distributed.all_reduce(vector)
 
-    found = rates(make, torch.distributed.barrier)
+    gb_per_s = rates(make, torch.distributed.barrier)
     torch.distributed.destroy_process_group()
     if rank == 0:
-        side_by_side.report({"PyTorch Gloo": found})
+        side_by_side.report({"PyTorch Gloo": gb_per_s})
 
 
 def measure_mpi():
@@ -136,7 +136,7 @@ def measure_mpi():
         vector = np.zeros(elements, np.float32)
         return lambda: comm.Allreduce(MPI.IN_PLACE, vector)
 
-    found = {"MPI_Allreduce in place": rates(make, comm.Barrier)}
+    figures = {"MPI_Allreduce in place": rates(make, comm.Barrier)}
     a, b = np.zeros(16 << 20, np.float32), np.zeros(16 << 20, np.float32)
     seconds = {}
     for name, operation in (("copy", lambda: np.copyto(b, a)), ("add", lambda: np.add(b, a, out=b))):
@@ -148,9 +148,9 @@ def measure_mpi():
         comm.Barrier()
         seconds[name] = (time.perf_counter() - begun) / 5 / a.nbytes
     # Two ranks that share memory must each add half of the buffer and copy half of it.
-    found["the machine's bound"] = {64: 1 / (seconds["copy"] / 2 + seconds["add"] / 2) / 1e9}
+    figures["the machine's bound"] = {64: 1 / (seconds["copy"] / 2 + seconds["add"] / 2) / 1e9}
     if comm.rank == 0:
-        side_by_side.report(found)
+        side_by_side.report(figures)
 
 
 def main():
@@ -164,22 +164,22 @@ def main():
     ways = [("tfdist", "tfdist"), ("tensorflow", "plain"), ("mpi", "mpiexec")]
     if side_by_side.installed("torch"):
         ways.append(("gloo", "plain"))
-    found = {}
+    figures = {}
     for _ in range(options.runs):
         for name, way in ways:
             for row, values in side_by_side.measure([here, f"--measure={name}"], size, way=way).items():
-                best = found.setdefault(row, {})
+                best = figures.setdefault(row, {})
                 for mib, rate in values.items():
                     best[float(mib)] = max(rate, best.get(float(mib), 0.0))
-    side_by_side.table(list(found.items()), MIB, f"GB/s by MiB, {size} processes")
-    ours = found["tfdist, in a tf.function"]
+    side_by_side.table(list(figures.items()), MIB, f"GB/s by MiB, {size} processes")
+    ours = figures["tfdist, in a tf.function"]
     ratios = [
         (f"tfdist : {row}", {mib: ours[mib] / rate for mib, rate in values.items()})
-        for row, values in found.items()
+        for row, values in figures.items()
         if values is not ours
     ]
     side_by_side.table(ratios, MIB, "ratios")
-    side_by_side.save(options.json, {"processes": size, "gb_per_s": found})
+    side_by_side.save(options.json, {"processes": size, "gb_per_s": figures})
 
 
 if __name__ == "__main__":

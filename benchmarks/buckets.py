@@ -48,22 +48,22 @@ def measure(alone):
         bridge.buckets.plan = plan
         return 1e3 * statistics.median(seconds)
 
-    found = {
+    medians = {
         name: {str(limit): median_of(count, elements, limit) for limit in LIMITS}
         for name, (count, elements) in MODELS.items()
     }
     if strategy.rank == 0:
-        side_by_side.report(found)
+        side_by_side.report(medians)
 
 
 def main():
     options = side_by_side.parser(__doc__.partition("\n")[0]).parse_args()
-    found = {}
+    figures = {}
     for way, alone in ALONE.items():
         rows = side_by_side.measure([__file__, f"--measure={alone}"], 2, way="tfdist")
         side_by_side.table(list(rows.items()), [str(limit) for limit in LIMITS], f"ms a step by MiB a bucket, {way}")
-        found[way] = rows
-    side_by_side.save(options.json, found)
+        figures[way] = rows
+    side_by_side.save(options.json, figures)
 
 
 if __name__ == "__main__":

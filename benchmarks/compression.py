@@ -63,7 +63,7 @@ def measure(elements):
         return min(times), result
 
     every = (1e-3 * np.random.default_rng(0).standard_normal(elements)).astype(np.float32)
-    found = {}
+    figures = {}
     for method in methods():
         vector = every[:1_000_000] if isinstance(method, c.AtomoSVD) else every
         side = int(vector.size**0.5)
@@ -71,7 +71,7 @@ def measure(elements):
         out = np.empty_like(vector)
         encoding, payload = best(lambda method=method, vector=vector, state=state: method.encode(vector, state))
         decoding, _ = best(lambda method=method, payload=payload, out=out: method.decode(payload, out))
-        found[str(method)] = {
+        figures[str(method)] = {
             "encode GB/s": vector.nbytes / encoding / 1e9,
             "decode GB/s": vector.nbytes / decoding / 1e9,
             "both GB/s": vector.nbytes / (encoding + decoding) / 1e9,
@@ -81,18 +81,18 @@ def measure(elements):
             "route": method.route.value,
         }
     seconds, _ = best(lambda: np.copyto(out, vector))
-    found["a copy"] = {"both GB/s": vector.nbytes / seconds / 1e9}
-    side_by_side.report(found)
+    figures["a copy"] = {"both GB/s": vector.nbytes / seconds / 1e9}
+    side_by_side.report(figures)
 
 
 def main():
     parser = side_by_side.parser(__doc__)
     parser.add_argument("--elements", type=int, default=25_000_000)
     options = parser.parse_args()
-    found = side_by_side.measure([__file__, "measure", str(options.elements)], 1, cores=True)
+    figures = side_by_side.measure([__file__, "measure", str(options.elements)], 1, cores=True)
     columns = ["encode GB/s", "decode GB/s", "both GB/s", "ratio"]
-    side_by_side.table(list(found.items()), columns, f"{options.elements:,} float32 elements, one core")
-    side_by_side.save(options.json, {"elements": options.elements, "methods": found})
+    side_by_side.table(list(figures.items()), columns, f"{options.elements:,} float32 elements, one core")
+    side_by_side.save(options.json, {"elements": options.elements, "methods": figures})
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def train(model_name, epochs, seeds, wanted, partial):
     import tfdist
 
     batch = 256
-    found = {}
+    results = {}
     steps = epochs * -(-len(x) // batch)
     every = methods(steps)
     for name in wanted or every:
@@ -89,14 +89,16 @@ def train(model_name, epochs, seeds, wanted, partial):
             sent = strategy.communication()["bytes"] - before
             traffic = strategy.compression().values()
             accuracy = model.evaluate(*test, batch_size=1000, verbose=0)[1]
-            ratio = sum(one["plain_bytes"] for one in traffic) / max(1, sum(one["sent_bytes"] for one in traffic))
+            ratio = sum(counts["plain_bytes"] for counts in traffic) / max(
+                1, sum(counts["sent_bytes"] for counts in traffic)
+            )
             runs.append({"accuracy": accuracy, "mib_sent": sent / 2**20, "seconds": seconds, "ratio": ratio})
-        found[name] = runs
+        results[name] = runs
         if strategy.rank == 0:
             accuracies = [100 * run["accuracy"] for run in runs]
             print(f"{model_name:6} {name:12} {accuracies} {runs[-1]}", file=sys.stderr, flush=True)
-            side_by_side.save(partial, found)
-            side_by_side.report(found)
+            side_by_side.save(partial, results)
+            side_by_side.report(results)
 
 
 def main():
@@ -107,12 +109,12 @@ def main():
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    found = {}
+    results = {}
     for name in options.models:
         command = [__file__, "train", name, str(options.epochs), str(options.seeds), json.dumps(options.methods)]
         command.append(f"{options.json}.{name}" if options.json else "")
-        found[name] = side_by_side.measure(command, options.processes, way="tfdist", deadline=None)
-    for name, rows in found.items():
+        results[name] = side_by_side.measure(command, options.processes, way="tfdist", deadline=None)
+    for name, rows in results.items():
         columns = {
             method: {
                 "accuracy, %": 100 * statistics.median(run["accuracy"] for run in runs),
@@ -124,7 +126,7 @@ def main():
             for method, runs in rows.items()
         }
         side_by_side.table(list(columns.items()), list(next(iter(columns.values()))), f"{name}, Fashion-MNIST")
-    side_by_side.save(options.json, {"epochs": options.epochs, "seeds": options.seeds, "models": found})
+    side_by_side.save(options.json, {"epochs": options.epochs, "seeds": options.seeds, "models": results})
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def measure(names):
     engine = network.engine()
     gradient = np.random.default_rng(engine.rank).standard_t(4, size=SHAPE).astype(np.float32)
     vector, out = 1e-3 * gradient.reshape(-1), np.empty(gradient.size, np.float32)
-    found = {}
+    figures = {}
     for name in names:
         method = methods()[name]
         if method is not None:
@@ -65,9 +65,9 @@ def measure(names):
             engine.run(f"{name} {step}", plan)
             seconds.append(time.perf_counter() - begun)
             sent.append(engine.communicator.bytes_sent - before)
-        found[name] = {"seconds": statistics.median(seconds[WARM:]), "bytes": statistics.median(sent[WARM:])}
+        figures[name] = {"seconds": statistics.median(seconds[WARM:]), "bytes": statistics.median(sent[WARM:])}
     if engine.rank == 0:
-        side_by_side.report(found)
+        side_by_side.report(figures)
 
 
 def main():

@@ -79,20 +79,20 @@ def measure(elements):
     vectors = [(1e-3 * normal).astype(np.float32) for normal in normals]
     exact = np.sum(vectors, axis=0, dtype=np.float64)
     out = np.empty(elements, np.float32)
-    found = {}
+    figures = {}
     for method in methods():
         state = c.State("x", rank, size)
 
         def along(route, method=method, state=state):
-            one = reduction.reduce_on_route(route, method, vectors[rank], out, state)
-            return fuse_reductions([(one, Traffic())], lambda nbytes: "ring")
+            tensor_reduction = reduction.reduce_on_route(route, method, vectors[rank], out, state)
+            return fuse_reductions([(tensor_reduction, Traffic())], lambda nbytes: "ring")
 
         ways = {
             "hops": lambda method=method: along_hops(method, vectors[rank], out),
             "exchange": lambda along=along: along(Route.EXCHANGE),
             "gather": lambda along=along: along(Route.GATHER),
         }
-        found[str(method)] = {}
+        figures[str(method)] = {}
         for way, plan in ways.items():
             seconds = []
             for repeat in range(REPEATS):
@@ -101,9 +101,9 @@ def measure(elements):
                 engine.run(f"{method} {way} {repeat}", plan())
                 seconds.append(time.perf_counter() - begun)
             error = np.linalg.norm(out - exact) / np.linalg.norm(exact)
-            found[str(method)][way] = {"error": error, "seconds": statistics.median(seconds)}
+            figures[str(method)][way] = {"error": error, "seconds": statistics.median(seconds)}
     if rank == 0:
-        side_by_side.report(found)
+        side_by_side.report(figures)
 
 
 def main():
@@ -111,19 +111,19 @@ def main():
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--elements", type=int, default=4_000_000)
     options = parser.parse_args()
-    found = {}
+    results = {}
     for size in options.processes:
-        found[size] = side_by_side.measure([__file__, "--measure", str(options.elements)], size, way="tfdist")
+        results[size] = side_by_side.measure([__file__, "--measure", str(options.elements)], size, way="tfdist")
         columns = {"error, %": lambda row: 100 * row["error"], "ms": lambda row: 1e3 * row["seconds"]}
         rows = [
             (
                 name,
                 {f"{way} {unit}": value(row) for way, row in ways.items() for unit, value in columns.items()},
             )
-            for name, ways in found[size].items()
+            for name, ways in results[size].items()
         ]
         side_by_side.table(rows, list(rows[0][1]), f"{size} processes, {options.elements:,} elements")
-    side_by_side.save(options.json, {"elements": options.elements, "processes": found})
+    side_by_side.save(options.json, {"elements": options.elements, "processes": results})
 
 
 if __name__ == "__main__":

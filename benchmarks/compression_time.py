@@ -116,7 +116,7 @@ def rate(name, steps):
     model.fit(data, steps_per_epoch=EVERY, epochs=1, verbose=0)
 
     def sent():
-        traffic = [one["sent_bytes"] for one in strategy.compression().values()]
+        traffic = [counts["sent_bytes"] for counts in strategy.compression().values()]
         return sum(traffic) if traffic else strategy.communication()["bytes"]
 
     before, begun = sent(), time.perf_counter()
@@ -180,8 +180,8 @@ def main():
                 side_by_side.save(options.json, figures)
     rows = []
     for name in figures["steps"]:
-        found = {f"s to {target:.0%}": seconds_to(figures, name, target) for target in options.targets}
-        rows.append((name, {column: seconds for column, seconds in found.items() if seconds is not None}))
+        times = {f"s to {target:.0%}": seconds_to(figures, name, target) for target in options.targets}
+        rows.append((name, {column: seconds for column, seconds in times.items() if seconds is not None}))
     side_by_side.table(rows, [f"s to {target:.0%}" for target in options.targets], f"at {options.rate}")
 
 

@@ -78,8 +78,11 @@ def plan():
     """The stages' calls, and their seconds as predicted."""
     import tfdist
 
-    found = tfdist.partition(make_network(), stages=STAGES, verbose=False)
-    return {"calls": [len(stage.calls) for stage in found.stages], "seconds": [stage.cost for stage in found.stages]}
+    partition = tfdist.partition(make_network(), stages=STAGES, verbose=False)
+    return {
+        "calls": [len(stage.calls) for stage in partition.stages],
+        "seconds": [stage.cost for stage in partition.stages],
+    }
 
 
 def again(counts):
@@ -117,8 +120,8 @@ def main():
     rows = [(name, _spread(values)) for name, values in rates.items()]
     side_by_side.table(rows, ["median", "from", "to"], "steps per second of two towers")
     for one, other in ((ONE, ONE_CORE), (TWO, ONE_CORE), (TWO, ONE)):
-        found = [a / b for a, b in zip(rates[one], rates[other], strict=True)]
-        print(f"{one} : {other}, by rounds: {_text(found)}")
+        speedups = [a / b for a, b in zip(rates[one], rates[other], strict=True)]
+        print(f"{one} : {other}, by rounds: {_text(speedups)}")
     for stage in range(STAGES):
         print(f"stage {stage}, predicted : measured again, by rounds: {_text([one[stage] for one in ratios])}")
     side_by_side.save(options.json, {"steps per second": rates, "predicted : measured": ratios})

@@ -40,7 +40,7 @@ def measure(plain):
     with scope:
         model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
         model.compile("sgd", "mse", metrics=["mae"])
-    found = {"processes": size}
+    figures = {"processes": size}
     for kind in ("arrays", "dataset"):
         epochs, evaluations = {}, {}
         for steps in (SHORT, LONG):
@@ -62,11 +62,11 @@ def measure(plain):
             evaluations[steps] = statistics.median(seconds[1:])
         for name, seconds in (("epoch", epochs), ("evaluate", evaluations)):
             step = (seconds[LONG] - seconds[SHORT]) / (LONG - SHORT)
-            found[f"{kind}: a step of {name}"] = 1e3 * step
-            found[f"{kind}: {name} beside its steps"] = 1e3 * (seconds[SHORT] - SHORT * step)
-    found |= compared(None if plain else strategy, model, x)
+            figures[f"{kind}: a step of {name}"] = 1e3 * step
+            figures[f"{kind}: {name} beside its steps"] = 1e3 * (seconds[SHORT] - SHORT * step)
+    figures |= compared(None if plain else strategy, model, x)
     if rank == 0:
-        side_by_side.report(found)
+        side_by_side.report(figures)
 
 
 def compared(strategy, small, x):
@@ -109,18 +109,18 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     command = [__file__, "--measure"]
-    found = {"plain Keras": [], "tfdist, 1 process": [], "tfdist, 2 processes": []}
+    figures = {"plain Keras": [], "tfdist, 1 process": [], "tfdist, 2 processes": []}
     for _ in range(options.rounds):
-        found["plain Keras"].append(side_by_side.measure([__file__, "--measure-plain"], 1, cores=True))
-        found["tfdist, 1 process"].append(side_by_side.measure(command, 1, cores=True))
-        found["tfdist, 2 processes"].append(side_by_side.measure(command, 2, way="tfdist"))
-    names = [name for name in found["plain Keras"][0] if name != "processes"]
+        figures["plain Keras"].append(side_by_side.measure([__file__, "--measure-plain"], 1, cores=True))
+        figures["tfdist, 1 process"].append(side_by_side.measure(command, 1, cores=True))
+        figures["tfdist, 2 processes"].append(side_by_side.measure(command, 2, way="tfdist"))
+    names = [name for name in figures["plain Keras"][0] if name != "processes"]
     rows = []
     for name in names:
-        medians = {who: statistics.median(one[name] for one in rounds) for who, rounds in found.items()}
+        medians = {who: statistics.median(reading[name] for reading in rounds) for who, rounds in figures.items()}
         rows.append((name, medians))
-    side_by_side.table(rows, list(found), "milliseconds, medians of the rounds")
-    side_by_side.save(options.json, found)
+    side_by_side.table(rows, list(figures), "milliseconds, medians of the rounds")
+    side_by_side.save(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -57,14 +57,14 @@ def main():
     command = [__file__, "--measure"]
     pairs = []
     for _ in range(options.pairs):
-        one = side_by_side.measure(command, 1, {"TF_NUM_INTRAOP_THREADS": "1"}, cores=True)["samples_per_s"]
+        single = side_by_side.measure(command, 1, {"TF_NUM_INTRAOP_THREADS": "1"}, cores=True)["samples_per_s"]
         many = side_by_side.measure(command, options.processes, way="tfdist")["samples_per_s"]
-        pairs.append((one, many))
+        pairs.append((single, many))
         print(
-            f"one process {one:6.0f}, {options.processes} processes {many:6.0f} samples/s: {many / one:.2f} ×",
+            f"one process {single:6.0f}, {options.processes} processes {many:6.0f} samples/s: {many / single:.2f} ×",
             flush=True,
         )
-    middle, least, most = side_by_side.median_and_spread([many / one for one, many in pairs])
+    middle, least, most = side_by_side.median_and_spread([many / single for single, many in pairs])
     print(f"median {middle:.2f} × (from {least:.2f} to {most:.2f})")
     side_by_side.save(options.json, {"pairs": pairs, "median": middle})
 

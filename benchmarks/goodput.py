@@ -123,20 +123,20 @@ class Supervised:
 
     def readings(self):
         """By process, ever started, the lines that it has written."""
-        found = {}
+        readings = {}
         for path in self.folder.glob("useful.*"):
             lines = [line.split() for line in path.read_text().splitlines()]
-            found[path.name] = [(float(line[0]), float(line[1])) for line in lines if len(line) == 2]
-        return found
+            readings[path.name] = [(float(line[0]), float(line[1])) for line in lines if len(line) == 2]
+        return readings
 
     def useful(self, begin, end):
         """Samples of all processes that the weights have learned from at a time, beyond those at another one."""
         readings = self.readings()
         if self.name != "all-reduce":
-            return sum(_until(one, end) - _until(one, begin) for one in readings.values())
-        alive = [one for one in readings.values() if one and one[0][0] <= end]
-        last = max(alive, key=lambda one: max(at for at, _ in one if at <= end))
-        return len(self.popens) * (_until(last, end) - max(_until(one, begin) for one in alive))
+            return sum(_until(series, end) - _until(series, begin) for series in readings.values())
+        alive = [series for series in readings.values() if series and series[0][0] <= end]
+        last = max(alive, key=lambda lines: max(at for at, _ in lines if at <= end))
+        return len(self.popens) * (_until(last, end) - max(_until(series, begin) for series in alive))
 
     def stop(self, deadline=20.0):
         (self.folder / "enough").touch()
@@ -159,7 +159,9 @@ def measure(name, size, seconds, every, seed):
         job = Supervised(name, size, folder, seed)
         try:
             deadline = time.monotonic() + 120
-            while not all(any(one.startswith(f"useful.{rank}.") for one in job.readings()) for rank in range(size)):
+            while not all(
+                any(file_name.startswith(f"useful.{rank}.") for file_name in job.readings()) for rank in range(size)
+            ):
                 if time.monotonic() > deadline:
                     raise RuntimeError((Path(folder) / "0.output").read_text())
                 time.sleep(0.05)
@@ -202,16 +204,16 @@ def main():
     parser.add_argument("--seconds", type=float, default=120.0, help="of each run")
     parser.add_argument("--names", nargs="+", default=list(STRATEGIES))
     options = parser.parse_args()
-    found = {name: {"nobody is killed": [], "one is killed": []} for name in options.names}
+    results = {name: {"nobody is killed": [], "one is killed": []} for name in options.names}
     for seed in range(options.seeds):  # in turn, so that a slow spell of the machine meets all
         for name in options.names:
             for case, every in (("nobody is killed", None), ("one is killed", options.every)):
                 run = measure(name, options.processes, options.seconds, every, seed)
-                found[name][case].append(run)
+                results[name][case].append(run)
                 print(f"{name}, {case}, seed {seed}: {run}", file=sys.stderr, flush=True)
-                side_by_side.save(options.json, vars(options) | {"found": found})
+                side_by_side.save(options.json, vars(options) | {"found": results})
     rows = []
-    for name, cases in found.items():
+    for name, cases in results.items():
         for case, runs in cases.items():
             row = {
                 "samples/s": statistics.median(run["samples/s"] for run in runs),

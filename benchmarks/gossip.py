@@ -65,16 +65,16 @@ def main():
     parser.add_argument("--names", nargs="+", default=list(strategies()))
     options = parser.parse_args()
     how = [options.target, options.steps, options.chance, options.milliseconds / 1e3]
-    found = {name: [] for name in options.names}
+    results = {name: [] for name in options.names}
     for seed in range(options.seeds):  # in turn, so that a slow spell of the machine meets all
         for name in options.names:
             command = [__file__, "train", name, str(seed), *map(str, how)]
             run = side_by_side.measure(command, options.processes, way="tfdist")["readings"]
-            found[name].append(run)
+            results[name].append(run)
             print(f"{name}, seed {seed}: {run[-1]}", file=sys.stderr, flush=True)
-            side_by_side.save(options.json, found)
+            side_by_side.save(options.json, results)
     rows = []
-    for name, runs in found.items():
+    for name, runs in results.items():
         ends = [run[-1] for run in runs]
         rates = side_by_side.median_and_spread([end[1] / end[0] for end in ends])
         row = {"steps": statistics.median(end[1] for end in ends)}

@@ -143,12 +143,12 @@ def main():
         return
     runs = {name: [] for name in options.names}
     rates = {name: described(name) for name in options.names}
-    found = {"epochs": options.epochs, "small": SMALL, "large": LARGE, "rates": rates, "runs": runs}
+    figures = {"epochs": options.epochs, "small": SMALL, "large": LARGE, "rates": rates, "runs": runs}
     for seed in range(options.seeds):  # in turn, so that a slow spell of the machine meets all
         for name in options.names:
             runs[name].append(train(name, data, seed, options.epochs))
             print(f"{name}, seed {seed}: {runs[name][-1]}", file=sys.stderr, flush=True)
-            side_by_side.save(options.json, found)
+            side_by_side.save(options.json, figures)
     columns = ["accuracy, %", "from", "to", "loss", "s"]
     rows = []
     for name, of_name in runs.items():

@@ -122,24 +122,24 @@ def main():
 
     if not namespaces.AVAILABLE:
         sys.exit("needs root and iproute2 to make network namespaces")
-    found = {}
+    results = {}
     for rate in options.rates:
-        found[rate] = {name: [] for name in options.names}
+        results[rate] = {name: [] for name in options.names}
         with namespaces.hosts(2, rate) as names:
             for seed in range(options.seeds):  # in turn, so that a slow spell of the machine meets all
                 for name in options.names:
                     command = [__file__, "train", name, str(seed), str(options.target), str(options.steps)]
                     run = network.on_hosts(names, (0, 1), command, namespaces.SETTINGS)["readings"]
-                    found[rate][name].append(run)
+                    results[rate][name].append(run)
                     print(f"{rate} {name}, seed {seed}: {run[-1]}", file=sys.stderr, flush=True)
-                    side_by_side.save(options.json, found)
+                    side_by_side.save(options.json, results)
         rows = []
-        for name, runs in found[rate].items():
+        for name, runs in results[rate].items():
             ends = [run[-1] for run in runs]
             row = {
                 "steps": statistics.median(end[1] for end in ends),
                 "MB sent": statistics.median(end[2] for end in ends) / 1e6,
-                "best, %": 100 * statistics.median(max(one[3] for one in run) for run in runs),
+                "best, %": 100 * statistics.median(max(reading[3] for reading in run) for run in runs),
             }
             if all(end[3] >= options.target for end in ends):
                 seconds = side_by_side.median_and_spread([end[0] for end in ends])

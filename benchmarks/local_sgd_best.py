@@ -37,16 +37,16 @@ def main():
     parser.add_argument("--steps", type=int, default=4096)
     parser.add_argument("--names", nargs="+", default=NAMES)
     options = parser.parse_args()
-    found = {name: [] for name in options.names}
+    results = {name: [] for name in options.names}
     for seed in range(options.seeds):
         for name in options.names:
             command = [__file__, "train", name, str(seed), str(options.steps)]
             run = side_by_side.measure(command, 2, way="tfdist")["readings"]
-            found[name].append([[step, accuracy] for _, step, _, accuracy in run])
-            print(f"{name}, seed {seed}: {best(found[name][-1])}", file=sys.stderr, flush=True)
-            side_by_side.save(options.json, found)
+            results[name].append([[step, accuracy] for _, step, _, accuracy in run])
+            print(f"{name}, seed {seed}: {best(results[name][-1])}", file=sys.stderr, flush=True)
+            side_by_side.save(options.json, results)
     rows = []
-    for name, runs in found.items():
+    for name, runs in results.items():
         accuracies = side_by_side.median_and_spread([100 * best(run)[1] for run in runs])
         row = dict(zip(("best, %", "from", "to"), accuracies, strict=True))
         rows.append((name, row | {"steps": statistics.median(best(run)[0] for run in runs)}))

@@ -59,10 +59,10 @@ def measure():
 def main():
     options = side_by_side.parser(__doc__.partition("\n")[0]).parse_args()
     command = [__file__, "--measure"]
-    one = side_by_side.measure(command, 1, {"TF_NUM_INTRAOP_THREADS": "1"}, cores=True)
+    single = side_by_side.measure(command, 1, {"TF_NUM_INTRAOP_THREADS": "1"}, cores=True)
     two = side_by_side.measure(command, 2, way="tfdist")
-    mib = {name: value / 2**20 for name, value in (("one", one["peak"]), ("two", two["peak"]))}
-    gradients = one["gradients"] / 2**20
+    mib = {name: value / 2**20 for name, value in (("one", single["peak"]), ("two", two["peak"]))}
+    gradients = single["gradients"] / 2**20
     share = (mib["two"] - mib["one"]) / gradients
     print(f"gradients of {gradients:.0f} MiB; one process {mib['one']:.0f} MiB, each of two {mib['two']:.0f} MiB")
     print(f"additional memory: {share:.2f} × the gradients")

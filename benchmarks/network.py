@@ -35,7 +35,7 @@ def on_hosts(names, where, command, settings):
             "UCX_NET_DEVICES": names[host],
             **settings,
         }
-        own = {cores[rank]} if len(where) <= len(cores) else set(cores)
+        assigned_cores = {cores[rank]} if len(where) <= len(cores) else set(cores)
         popens.append(
             subprocess.Popen(
                 ["ip", "netns", "exec", names[host], sys.executable, *command],
@@ -43,7 +43,7 @@ def on_hosts(names, where, command, settings):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                preexec_fn=lambda own=own: os.sched_setaffinity(0, own),
+                preexec_fn=lambda affinity=assigned_cores: os.sched_setaffinity(0, affinity),
             )
         )
     return side_by_side.reported(popens)
@@ -70,7 +70,7 @@ def measure_algorithms(names, mib, repeats):
     model = CostModel(joined.communicator.hosts, calibration.measure(ProcessGroup(joined)))
     buffer = joined.communicator.take(int(mib * 2**20)).view(np.float32)
     buffer[...] = 0
-    found = {}
+    figures = {}
     for name in names:
         run = ALGORITHMS[name](buffer)
         joined.run(name, run)
@@ -78,13 +78,13 @@ def measure_algorithms(names, mib, repeats):
         for _ in range(repeats):
             joined.run(name, run)
         seconds = (time.perf_counter() - begun) / repeats
-        found[name] = {
+        figures[name] = {
             "seconds": seconds,
             "predicted": model.seconds(name, buffer.nbytes),
             "bytes": (joined.communicator.bytes_sent - sent) / repeats,
         }
     if joined.rank == 0:
-        side_by_side.report(found)
+        side_by_side.report(figures)
 
 
 def measure_small_behind_large(mib):
@@ -98,17 +98,17 @@ def measure_small_behind_large(mib):
     small = np.zeros(1024, np.float32)
     large = joined.communicator.take(int(mib * 2**20)).view(np.float32)
     large[...] = 0
-    found = {}
+    seconds = {}
     for name in ("warm", "alone", "behind", "large"):
         joined.run("barrier", barrier())
         begun = time.perf_counter()
         pending = joined.post("large", ring.all_reduce(large)) if name in ("warm", "behind") else None
         joined.run("large alone" if name == "large" else "small", ring.all_reduce(large if name == "large" else small))
-        found[name] = time.perf_counter() - begun
+        seconds[name] = time.perf_counter() - begun
         if pending:
             joined.wait(pending)
     if joined.rank == 0:
-        side_by_side.report(found)
+        side_by_side.report(seconds)
 
 
 def measure_fit(batch, steps):
@@ -142,8 +142,8 @@ def main():
     if not namespaces.AVAILABLE:
         sys.exit("needs root and iproute2 to make network namespaces")
     wanted = options.only or ("line", "hierarchy", "growth", "overlap")
-    found = {name: globals()[f"show_{name}"]() for name in wanted}
-    side_by_side.save(options.json, found)
+    figures = {name: globals()[f"show_{name}"]() for name in wanted}
+    side_by_side.save(options.json, figures)
 
 
 def show_line():
@@ -169,42 +169,42 @@ def show_hierarchy():
     }
     with namespaces.hosts(2, "1gbit") as names:
         command = [__file__, "--measure=algorithms", "ring,hierarchical", "32", "3"]
-        found = on_hosts(names, [0, 1, 0, 1], command, settings)
-    flat, levels = found["ring"], found["hierarchical"]
+        figures = on_hosts(names, [0, 1, 0, 1], command, settings)
+    flat, levels = figures["ring"], figures["hierarchical"]
     print(
         f"2 hosts of 2 processes, 32 MiB: hierarchical {flat['seconds'] / levels['seconds']:.2f} × as fast as the flat "
         f"ring; predicted {flat['predicted'] / levels['predicted']:.2f} ×"
     )
-    return found
+    return figures
 
 
 def show_growth():
     """2 to 8 hosts, limited by the link and not by the processor."""
-    found = {}
+    figures = {}
     for size in (2, 4, 8):
         with namespaces.hosts(size, "200mbit") as names:
             command = [__file__, "--measure=algorithms", "ring,reduce_scatter_gather,butterfly,tree", "4", "2"]
-            found[size] = on_hosts(names, range(size), command, namespaces.SETTINGS)
-        for name, row in found[size].items():
+            figures[size] = on_hosts(names, range(size), command, namespaces.SETTINGS)
+        for name, row in figures[size].items():
             print(
                 f"{size} hosts at 200 Mbit/s, 4 MiB, {name:22}: {row['seconds']:.3f} s, "
                 f"{row['seconds'] / row['predicted']:.2f} × the model, {row['bytes'] / 2**20:.2f} MiB sent"
             )
-    return found
+    return figures
 
 
 def show_overlap():
     """How much of the communication is hidden, depending on the computing time of a step."""
-    found = []
+    rows = []
     steps = 10
     for batch in (128, 512, 1024, 2048):
         with namespaces.hosts(2, "1gbit") as names:
             command = [__file__, "--measure=fit", str(batch), str(steps)]
-            one = on_hosts(names, [0], command, {"TF_CONFIG": "{}"})
+            alone = on_hosts(names, [0], command, {"TF_CONFIG": "{}"})
             two = on_hosts(names, [0, 1], command, namespaces.SETTINGS)
         row = {
             "batch": batch,
-            "step_alone": one["step"],
+            "step_alone": alone["step"],
             "step": two["step"],
             "communicating": two["seconds_communicating"] / steps,
             "hidden": two["share_hidden"],
@@ -214,8 +214,8 @@ def show_overlap():
             f"{row['step'] * 1e3:.0f} ms, of which {row['communicating'] * 1e3:.0f} ms communicating; "
             f"{row['hidden']:.0%} hidden"
         )
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 if __name__ == "__main__":

@@ -60,12 +60,12 @@ def main():
     for name in wanted:
         print(f"--- {name}", flush=True)
         subprocess.run([*map(str, COMMANDS[name]), "--json", str(RESULTS / f"{name}.json")], check=True)
-    found = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
-    write({name: WRITERS[name](figures) for name, figures in found.items()})
-    draw_all_reduce(found["all_reduce_2"])
-    draw_network(found["network"])
-    draw_compression_time(found["compression_time"])
-    draw_compression_growth(found["compression_growth"])
+    results = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    write({name: WRITERS[name](figures) for name, figures in results.items()})
+    draw_all_reduce(results["all_reduce_2"])
+    draw_network(results["network"])
+    draw_compression_time(results["compression_time"])
+    draw_compression_growth(results["compression_growth"])
 
 
 def write(texts):
@@ -134,7 +134,7 @@ def write_buckets(figures):
 
 
 def write_fit(figures):
-    rows = [[f"{one:.0f}", f"{many:.0f}", f"{many / one:.2f} ×"] for one, many in figures["pairs"]]
+    rows = [[f"{single:.0f}", f"{many:.0f}", f"{many / single:.2f} ×"] for single, many in figures["pairs"]]
     return table(["one process, samples/s", "two", ""], rows) + f"\nMedian: **{figures['median']:.2f} ×**.\n"
 
 
@@ -275,7 +275,7 @@ def write_compression_growth(figures):
 def write_epochs(figures):
     names = [name for name in figures["plain Keras"][0] if name != "processes"]
     rows = [
-        [name, *(f"{statistics.median(one[name] for one in rounds):.1f}" for rounds in figures.values())]
+        [name, *(f"{statistics.median(reading[name] for reading in rounds):.1f}" for rounds in figures.values())]
         for name in names
     ]
     return table(["ms", *figures], rows)
@@ -330,7 +330,7 @@ def write_servers_transport(figures):
                 row.append(f"{statistics.median(rates):.2f}")
                 if ours and kinds is not ours:
                     middle, spread = median_and_spread(
-                        [one / other for one, other in zip(ours[kind], rates, strict=True)], ".2f"
+                        [rate / other for rate, other in zip(ours[kind], rates, strict=True)], ".2f"
                     )
                     row[-1] += f" ({middle} ×, {spread})"
             rows.append(row)
@@ -403,8 +403,8 @@ def write_local_sgd_best(figures):
     rows = []
     for name, runs in figures.items():
         bests = [local_sgd_best.best(run) for run in runs]
-        accuracy, spread = median_and_spread([100 * one[1] for one in bests], ".2f")
-        steps = statistics.median(one[0] for one in bests)
+        accuracy, spread = median_and_spread([100 * best[1] for best in bests], ".2f")
+        steps = statistics.median(best[0] for best in bests)
         row = [name, accuracy, spread, f"{steps:.0f}"]
         for of_rate in lines.values():
             measured = of_rate.get(name)
@@ -419,7 +419,9 @@ def write_goodput(figures):
     rows = []
     for name, cases in figures["found"].items():
         pairs = list(zip(cases["one is killed"], cases["nobody is killed"], strict=True))
-        shares = median_and_spread([one["samples/s"] / other["samples/s"] for one, other in pairs], ".0%")
+        shares = median_and_spread(
+            [disturbed["samples/s"] / undisturbed["samples/s"] for disturbed, undisturbed in pairs], ".0%"
+        )
         row = [name, *shares]
         for case in ("one is killed", "nobody is killed"):
             row.append(f"{statistics.median(run['samples/s'] for run in cases[case]):.0f}")
@@ -452,7 +454,7 @@ def write_device_scopes(figures):
     rows = [[name, *median_and_spread(values, ".1f")] for name, values in rates.items()]
     alone = next(iter(rates.values()))
     for name, values in list(rates.items())[1:]:
-        ratios = [one / other for one, other in zip(values, alone, strict=True)]
+        ratios = [rate / other for rate, other in zip(values, alone, strict=True)]
         rows.append([f"{name} : {next(iter(rates))}", *median_and_spread(ratios, ".2f")])
     stages = [
         [str(number), *median_and_spread(ratios, ".2f")]

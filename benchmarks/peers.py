@@ -130,26 +130,26 @@ def main():
     parser.add_argument("--torch-python", metavar="PATH", help="a Python with PyTorch: see above")
     options = parser.parse_args()
     ways = [way for way in WAYS if way != "DDP" or options.torch_python]
-    found = {}
+    figures = {}
     for name in options.models:
         rounds = [
             {way: samples_per_second(name, way, options.torch_python) for way in ways} for _ in range(options.rounds)
         ]
-        found[name] = {}
+        figures[name] = {}
         for way in ways:
-            median, low, high = side_by_side.median_and_spread([one[way] for one in rounds])
-            ratio, least, most = side_by_side.median_and_spread([one["tfdist"] / one[way] for one in rounds])
-            found[name][way] = {"samples_per_s": median, "ratio": ratio, "from": least, "to": most}
+            median, low, high = side_by_side.median_and_spread([rates[way] for rates in rounds])
+            ratio, least, most = side_by_side.median_and_spread([rates["tfdist"] / rates[way] for rates in rounds])
+            figures[name][way] = {"samples_per_s": median, "ratio": ratio, "from": least, "to": most}
             print(
                 f"{name:6} {way:13} {median:8.0f} samples/s ({low:.0f} to {high:.0f}); tfdist on two is "
                 f"{ratio:.2f} × ({least:.2f} to {most:.2f})",
                 flush=True,
             )
-    side_by_side.save(options.json, found)
+    side_by_side.save(options.json, figures)
 
 
 if __name__ == "__main__":
-    asked = next((place for place, one in enumerate(sys.argv) if one.startswith("--measure=")), None)
+    asked = next((place for place, argument in enumerate(sys.argv) if argument.startswith("--measure=")), None)
     if asked is None:
         main()
     else:

@@ -71,10 +71,10 @@ def main(name, rank, size, port):
             optimizer.zero_grad()
             labels = y[begin : begin + batch]
             outputs = model(x[begin : begin + batch])
-            found = loss(outputs, labels)
-            found.backward()
+            batch_loss = loss(outputs, labels)
+            batch_loss.backward()
             optimizer.step()
-            total += found.detach()
+            total += batch_loss.detach()
             right += (outputs.argmax(1) == labels).sum()  # the same metrics as `fit` has
         seconds.append(time.perf_counter() - begun)
     if rank == 0:

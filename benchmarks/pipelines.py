@@ -77,21 +77,21 @@ def report_fit(model, settings, strategy=None):
         model.fit(x, y, batch_size=settings["batch"], shuffle=False, verbose=0)
         seconds.append(time.perf_counter() - begun)
         processor.append(time.process_time() - used)
-    found = {"samples_per_s": rows / min(seconds[1:])}
-    own = min(processor[1:])
+    figures = {"samples_per_s": rows / min(seconds[1:])}
+    processor_seconds = min(processor[1:])
     if strategy is None:
-        side_by_side.report({**found, "processor": own})
+        side_by_side.report({**figures, "processor": processor_seconds})
         return
     import tfdist
 
-    found["processor"] = float(tfdist.all_reduce(own, "sum"))
+    figures["processor"] = float(tfdist.all_reduce(processor_seconds, "sum"))
     table = strategy.extended.of_model(model).table
     steps = [strategy.recorded(-number) for number in range(1, 1 + settings["steps"])]
     if strategy.rank == 0:
-        found["idle"] = statistics.median(step.idle_share for step in steps)
-        found["of dry run"] = replayed(table, steps).idle_share
-        found["picture"] = str(min(steps, key=lambda step: abs(step.idle_share - found["idle"])))
-        side_by_side.report(found)
+        figures["idle"] = statistics.median(step.idle_share for step in steps)
+        figures["of dry run"] = replayed(table, steps).idle_share
+        figures["picture"] = str(min(steps, key=lambda step: abs(step.idle_share - figures["idle"])))
+        side_by_side.report(figures)
 
 
 def replayed(table, steps):
@@ -118,7 +118,11 @@ def measure_memory(settings):
     model.fit(x, y, batch_size=settings["batch"], verbose=0)
     placement = strategy.extended.of_model(model).placement
     state = [*model.variables, *model.optimizer.variables]
-    held = sum(one.value.dtype.size * one.shape.num_elements() for one in state if one.shape and placement.holds(one))
+    held = sum(
+        variable.value.dtype.size * variable.shape.num_elements()
+        for variable in state
+        if variable.shape and placement.holds(variable)
+    )
     everyone = tfdist.all_gather(tf.constant([float(held)], tf.float64))
     if strategy.rank == 0:
         side_by_side.report({"largest": float(max(everyone))})
@@ -164,7 +168,7 @@ def main():
     rounds = []
     for _ in range(options.rounds):
         rounds.append(one_round(settings, options.torch_python))
-        rates = ", ".join(f"{name} {found['samples_per_s']:.0f}" for name, found in rounds[-1].items())
+        rates = ", ".join(f"{name} {figures['samples_per_s']:.0f}" for name, figures in rounds[-1].items())
         print(f"samples/s: {rates}", flush=True)
     show_rates(rounds)
     show_idle(rounds, settings["micro_batches"])
@@ -180,35 +184,37 @@ def child(name, settings):
 
 def one_round(settings, torch_python):
     """What each way has reported, by its name."""
-    found = {PLAIN: side_by_side.measure(child(PLAIN, settings), 1, {"TF_NUM_INTRAOP_THREADS": "1"}, cores=True)}
+    reports = {PLAIN: side_by_side.measure(child(PLAIN, settings), 1, {"TF_NUM_INTRAOP_THREADS": "1"}, cores=True)}
     for name in SCHEDULES:
-        found[f"tfdist {name}"] = side_by_side.measure(child(name, settings), STAGES, way="tfdist")
+        reports[f"tfdist {name}"] = side_by_side.measure(child(name, settings), STAGES, way="tfdist")
         if torch_python is not None and name in OF_TORCH:
-            found[f"torch {name}"] = of_torch(torch_python, name, settings)
-    return found
+            reports[f"torch {name}"] = of_torch(torch_python, name, settings)
+    return reports
 
 
 def show_rates(rounds):
     pairs = [(f"tfdist {name}", other) for name in SCHEDULES for other in (PLAIN, f"torch {name}")]
     rows = []
-    for one, other in (pair for pair in pairs if pair[1] in rounds[0]):
+    for way, other in (pair for pair in pairs if pair[1] in rounds[0]):
         for title, figure in (("samples/s", "samples_per_s"), ("processor s", "processor")):
-            ratios = [each[one][figure] / each[other][figure] for each in rounds]
+            ratios = [each[way][figure] / each[other][figure] for each in rounds]
             values = dict(zip(("median", "from", "to"), side_by_side.median_and_spread(ratios), strict=True))
-            rows.append((f"{one} : {other}, {title}", values))
+            rows.append((f"{way} : {other}, {title}", values))
     side_by_side.table(rows, ["median", "from", "to"], "ratios, by rounds")
 
 
 def show_idle(rounds, micro_batches):
     rows = []
     for name in SCHEDULES:
-        found = [each[f"tfdist {name}"] for each in rounds]
-        middle, least, most = side_by_side.median_and_spread([100 * one["idle"] for one in found])
+        reports = [each[f"tfdist {name}"] for each in rounds]
+        middle, least, most = side_by_side.median_and_spread([100 * report["idle"] for report in reports])
         values = {"formula": 100 * by_formula(name, micro_batches), "median": middle, "from": least, "to": most}
-        values["dry run"] = 100 * statistics.median(one["of dry run"] for one in found)
+        values["dry run"] = 100 * statistics.median(report["of dry run"] for report in reports)
         rows.append((name, values))
     side_by_side.table(rows, ["formula", "dry run", "median", "from", "to"], "idle share of a step, %")
-    calmest = min((each[f"tfdist {name}"] for each in rounds for name in SCHEDULES[:1]), key=lambda one: one["idle"])
+    calmest = min(
+        (each[f"tfdist {name}"] for each in rounds for name in SCHEDULES[:1]), key=lambda figures: figures["idle"]
+    )
     print(f"\n{SCHEDULES[0]}, a step as recorded:\n{calmest['picture']}")
 
 

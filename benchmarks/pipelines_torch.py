@@ -19,7 +19,7 @@ SCHEDULES = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}
 
 def network(settings):
     units, layers = settings["units"], settings["layers"]
-    hidden = [one for _ in range(layers) for one in (nn.Linear(units, units), nn.ReLU())]
+    hidden = [layer for _ in range(layers) for layer in (nn.Linear(units, units), nn.ReLU())]
     return [*hidden, nn.Linear(units, settings["classes"])]
 
 
@@ -29,10 +29,10 @@ def main(name, rank, size, port, settings):
     torch.manual_seed(0)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
     calls, count = network(settings), settings["layers"] // size
-    own = nn.Sequential(*calls[2 * count * rank : 2 * count * (rank + 1) if rank + 1 < size else None])
-    stage = pipelining.PipelineStage(own, rank, size, torch.device("cpu"))
+    module = nn.Sequential(*calls[2 * count * rank : 2 * count * (rank + 1) if rank + 1 < size else None])
+    stage = pipelining.PipelineStage(module, rank, size, torch.device("cpu"))
     schedule = SCHEDULES[name](stage, settings["micro_batches"], loss_fn=nn.CrossEntropyLoss())
-    optimizer = torch.optim.SGD(own.parameters(), settings["learning_rate"])
+    optimizer = torch.optim.SGD(module.parameters(), settings["learning_rate"])
     generator, batch = np.random.default_rng(0), settings["batch"]
     rows = batch * settings["steps"]
     x = torch.from_numpy(generator.normal(size=(rows, settings["units"])).astype("float32"))
@@ -54,8 +54,8 @@ def main(name, rank, size, port, settings):
     total = torch.tensor([min(processor[1:])])
     torch.distributed.all_reduce(total)
     if rank == 0:
-        found = {"samples_per_s": rows / min(seconds[1:]), "processor": float(total)}
-        print("MEASURED " + json.dumps(found), flush=True)
+        figures = {"samples_per_s": rows / min(seconds[1:]), "processor": float(total)}
+        print("MEASURED " + json.dumps(figures), flush=True)
     torch.distributed.destroy_process_group()
 
 

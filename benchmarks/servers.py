@@ -52,11 +52,11 @@ def meet(workers, deadline=120):
         time.sleep(0.005)
 
 
-def report(found):
+def report(figures):
     """Reports figures; called by every worker."""
-    Path(os.environ[_FOLDER], f"{rank()}.json").write_text(json.dumps(found))
+    Path(os.environ[_FOLDER], f"{rank()}.json").write_text(json.dumps(figures))
     if rank() == 0:
-        side_by_side.report(found)
+        side_by_side.report(figures)
 
 
 @contextlib.contextmanager
@@ -85,8 +85,8 @@ def children(commands, deadline=600):
     timer = threading.Timer(deadline, end)
     try:
         for command in commands:
-            one = [sys.executable, *command]
-            popens.append(subprocess.Popen(one, env=environment, preexec_fn=resources.at_start(None), **pipes))
+            arguments = [sys.executable, *command]
+            popens.append(subprocess.Popen(arguments, env=environment, preexec_fn=resources.at_start(None), **pipes))
         timer.start()
         yield popens
     finally:

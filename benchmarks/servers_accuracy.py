@@ -135,14 +135,14 @@ def measured(name, delay, gradients, seed):
 def row(runs, target):
     accuracies = [100 * run["readings"][-1][2] for run in runs]
     reached = [seconds_to(run, target) for run in runs]
-    found = {
+    figures = {
         "accuracy, %": statistics.median(accuracies),
         "± %": (max(accuracies) - min(accuracies)) / 2,
         "s": statistics.median(run["readings"][-1][0] for run in runs),
     }
     if None not in reached:
-        found[f"s to {target:.0%}"] = statistics.median(reached)
-    return found
+        figures[f"s to {target:.0%}"] = statistics.median(reached)
+    return figures
 
 
 def main():
@@ -157,19 +157,19 @@ def main():
     if options.quick:
         options.seeds, options.epochs, options.runs, options.target = 1, min(options.epochs, 2), QUICK, 0.85
     gradients = int(options.epochs * 60000 / BATCH)
-    found = {str(delay): {name: [] for name in options.runs} for delay in options.delays}
-    figures = {"target": options.target, "gradients": gradients, "delays": found}
+    results = {str(delay): {name: [] for name in options.runs} for delay in options.delays}
+    figures = {"target": options.target, "gradients": gradients, "delays": results}
     for seed in range(options.seeds):
         for delay in options.delays:
             for name in options.runs:
                 if name == ALONE and delay:
                     continue
                 run = measured(name, delay / 1e3, gradients, seed)
-                found[str(delay)][name].append(run)
+                results[str(delay)][name].append(run)
                 print(f"delay {delay:g} ms, seed {seed}, {name}: {row([run], options.target)}", file=sys.stderr)
                 side_by_side.save(options.json, figures)
     columns = ["accuracy, %", "± %", "s", f"s to {options.target:.0%}"]
-    for delay, runs in found.items():
+    for delay, runs in results.items():
         rows = [(name, row(of_name, options.target)) for name, of_name in runs.items() if of_name]
         side_by_side.table(rows, columns, f"Fashion-MNIST, one worker of two delayed by {float(delay):g} ms a step")
     side_by_side.save(options.json, figures)

@@ -98,8 +98,8 @@ def trained(given):
             popen.communicate()
     pushed = 2 * STEPS
     return {
-        "seconds without a step": max(one["gap"] for one in reports),
-        "updates lost": pushed - max(min(one["updates"]) for one in reports),
+        "seconds without a step": max(report["gap"] for report in reports),
+        "updates lost": pushed - max(min(report["updates"]) for report in reports),
     }
 
 
@@ -111,14 +111,14 @@ def main():
     for _ in range(options.rounds):
         for way, given in WAYS.items():
             rows[way].append(trained(given))
-    found = {}
+    figures = {}
     for way, runs in rows.items():
-        found[way] = {name: servers.spread([run[name] for run in runs]) for name in runs[0]}
+        figures[way] = {name: servers.spread([run[name] for run in runs]) for name in runs[0]}
         told = [
-            f"{row['median']:.2f} {name} ({row['from']:.2f} to {row['to']:.2f})" for name, row in found[way].items()
+            f"{row['median']:.2f} {name} ({row['from']:.2f} to {row['to']:.2f})" for name, row in figures[way].items()
         ]
         print(f"{way:16}: {', '.join(told)}", flush=True)
-    side_by_side.save(options.json, found)
+    side_by_side.save(options.json, figures)
 
 
 if __name__ == "__main__":

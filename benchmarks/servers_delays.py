@@ -75,7 +75,7 @@ def steps_between(ends, begin, end):
     """
 
     def at(moment):
-        after = next((place for place, one in enumerate(ends) if one > moment), len(ends))
+        after = next((place for place, end in enumerate(ends) if end > moment), len(ends))
         if after in (0, len(ends)):
             return float(after)
         return after + (moment - ends[after - 1]) / (ends[after] - ends[after - 1])
@@ -109,7 +109,7 @@ def slow_worker(mode, sleep, seconds):
     """The workers' steps per second; the last one sleeps longer."""
     sleeps = [sleep] * (WORKERS - 1) + [SLOWER * sleep]
     return steps_per_second(
-        train(mode, [worker(one, seconds / (max(sleeps) if mode in IN_STEP else one)) for one in sleeps])
+        train(mode, [worker(duration, seconds / (max(sleeps) if mode in IN_STEP else duration)) for duration in sleeps])
     )
 
 
@@ -137,28 +137,29 @@ def main():
     sleep, seconds = options.milliseconds / 1e3, options.seconds
     if seconds < 4 * SLOWER * sleep:
         parser.error(f"--seconds must be at least {4 * SLOWER * sleep:g}, for some steps of the slow worker")
-    found = {"alone": [], "slow": {}, "pause": {}}
+    figures = {"alone": [], "slow": {}, "pause": {}}
     for _ in range(options.rounds):
         fast, slow = (
-            steps_per_second(train("Asynchronous()", [worker(one, seconds / one)]))[0]
-            for one in (sleep, SLOWER * sleep)
+            steps_per_second(train("Asynchronous()", [worker(duration, seconds / duration)]))[0]
+            for duration in (sleep, SLOWER * sleep)
         )
-        found["alone"].append([fast, slow])
+        figures["alone"].append([fast, slow])
         for mode in options.modes:
             rates = slow_worker(mode, sleep, seconds)
             share = sum(rates) / ((WORKERS - 1) * fast + slow)
-            found["slow"].setdefault(mode, []).append({"steps per second": rates, "share": share})
-            found["pause"].setdefault(mode, []).append(one_pause(mode, sleep, seconds, fast))
+            figures["slow"].setdefault(mode, []).append({"steps per second": rates, "share": share})
+            figures["pause"].setdefault(mode, []).append(one_pause(mode, sleep, seconds, fast))
             print(
-                f"{mode}: {share:.0%} with a slow worker, {found['pause'][mode][-1]:.0%} over a pause", file=sys.stderr
+                f"{mode}: {share:.0%} with a slow worker, {figures['pause'][mode][-1]:.0%} over a pause",
+                file=sys.stderr,
             )
-            side_by_side.save(options.json, found)
-    rows = [(mode, servers.spread([100 * run["share"] for run in runs])) for mode, runs in found["slow"].items()]
+            side_by_side.save(options.json, figures)
+    rows = [(mode, servers.spread([100 * run["share"] for run in runs])) for mode, runs in figures["slow"].items()]
     columns = ["median", "from", "to"]
     side_by_side.table(rows, columns, f"one of {WORKERS} workers {SLOWER} × slower: % of the sum of the rates alone")
-    rows = [(mode, servers.spread([100 * share for share in shares])) for mode, shares in found["pause"].items()]
+    rows = [(mode, servers.spread([100 * share for share in shares])) for mode, shares in figures["pause"].items()]
     side_by_side.table(rows, columns, f"one pause of {PAUSED_STEPS} steps: % of the steps alone")
-    side_by_side.save(options.json, found)
+    side_by_side.save(options.json, figures)
 
 
 if __name__ == "__main__":

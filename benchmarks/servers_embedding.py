@@ -68,8 +68,8 @@ def measure_tfdist(options):
     epochs = options.readings + 2  # the first of them traces, and fills the cache
     model.fit(data, steps_per_epoch=options.steps, epochs=epochs, verbose=0, callbacks=[clock])
     rates = [options.steps * options.batch / (after - before) for before, after in itertools.pairwise(ends[1:])]
-    found = 0.0 if table.cache is None else table.cache.found / table.cache.asked
-    servers.report({"rates": rates, "from the cache": found})
+    share = 0.0 if table.cache is None else table.cache.found / table.cache.asked
+    servers.report({"rates": rates, "from the cache": share})
 
 
 def measure_tensorflow(options, steps_per_call):
@@ -93,8 +93,8 @@ def measure_tensorflow(options, steps_per_call):
         def replica(keys):
             distinct, places = tf.unique(keys)
             with tf.GradientTape() as tape:
-                found = tf.nn.embedding_lookup(rows, distinct)
-                loss = tf.reduce_mean(tf.square(tf.gather(found, places)))
+                vectors = tf.nn.embedding_lookup(rows, distinct)
+                loss = tf.reduce_mean(tf.square(tf.gather(vectors, places)))
             for shard, gradient in zip(shards, tape.gradient(loss, shards), strict=True):
                 shard.scatter_sub(tf.IndexedSlices(RATE * gradient.values, gradient.indices))
 
@@ -122,11 +122,11 @@ def main(options):
     given = json.dumps(vars(options))
 
     def tfdist(steps_per_call, cache):
-        own = {"cache": cache, "steps_per_call": steps_per_call}
-        command = [__file__, "--measure-tfdist", json.dumps(vars(options) | own)]
-        found = servers.run(command, options.workers, options.servers, cores=options.cores)
-        shares.setdefault("found in the cache", []).append(found[0]["from the cache"])
-        return sum(statistics.median(one["rates"]) for one in found)
+        settings = {"cache": cache, "steps_per_call": steps_per_call}
+        command = [__file__, "--measure-tfdist", json.dumps(vars(options) | settings)]
+        reports = servers.run(command, options.workers, options.servers, cores=options.cores)
+        shares.setdefault("found in the cache", []).append(reports[0]["from the cache"])
+        return sum(statistics.median(report["rates"]) for report in reports)
 
     def tensorflow(steps_per_call):
         command = [__file__, "--measure-tensorflow", given, str(steps_per_call)]
@@ -150,8 +150,8 @@ def main(options):
         for one, other in pairs
     }
     columns = ["median", "from", "to"]
-    for title, found in (("thousands of keys per second, by rounds", rates), ("ratios, by rounds", ratios)):
-        side_by_side.table([(name, servers.spread(values)) for name, values in found.items()], columns, title)
+    for title, table in (("thousands of keys per second, by rounds", rates), ("ratios, by rounds", ratios)):
+        side_by_side.table([(name, servers.spread(values)) for name, values in table.items()], columns, title)
     share = max(shares["found in the cache"])
     print(f"\n{100 * share:.0f} % of the distinct keys of a batch were found in the cache")
     side_by_side.save(options.json, {"thousands of keys per second": rates, "ratios": ratios, **shares})

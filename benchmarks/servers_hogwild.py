@@ -66,12 +66,12 @@ def main():
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     options = parser.parse_args()
     amount = [str(options.steps), str(options.readings)]
-    found = {}
+    figures = {}
     for case in (DENSE, LARGE, TABLE):
-        rates = found[case] = {}
+        rates = figures[case] = {}
         for _ in range(options.rounds):
-            one = side_by_side.measure([__file__, "--train", case, PLAIN, *amount], cores=False)
-            rates.setdefault(PLAIN, []).append(one["rate"])
+            plain = side_by_side.measure([__file__, "--train", case, PLAIN, *amount], cores=False)
+            rates.setdefault(PLAIN, []).append(plain["rate"])
             for workers in options.workers:
                 for mode in MODES:
                     reports = servers.run([__file__, "--train", case, mode, *amount], workers)
@@ -79,7 +79,7 @@ def main():
                     rates.setdefault(name, []).append(sum(report["rate"] for report in reports))
         rows = [(name, servers.spread(values)) for name, values in rates.items()]
         side_by_side.table(rows, ["median", "from", "to"], f"{case}: steps per second")
-        side_by_side.save(options.json, found)
+        side_by_side.save(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -77,8 +77,8 @@ def measure_keras(name, steps, readings):
         model = make_model()
         model.compile("adam", "mse", steps_per_execution=steps_per_call)
     rates = by_fit(model, steps, readings)
-    found = {"rates": rates, "steps": steps * (readings + 1), "iterations": int(model.optimizer.iterations)}
-    (side_by_side if name == PLAIN else servers).report(found)
+    figures = {"rates": rates, "steps": steps * (readings + 1), "iterations": int(model.optimizer.iterations)}
+    (side_by_side if name == PLAIN else servers).report(figures)
 
 
 def measure_tensorflow(workers, steps_per_call, steps, readings):
@@ -112,11 +112,11 @@ def main():
 
     rates = {name: [] for name in (PLAIN, *TFDIST, *TENSORFLOW)}
     for _ in range(options.rounds):
-        found = {PLAIN: side_by_side.measure([__file__, "--measure-keras", PLAIN, *amount], cores=False)}
-        found.update({name: tfdist(name, 1)[0] for name in TFDIST})
-        found.update({name: tensorflow(1, steps) for name, steps in TENSORFLOW.items()})
-        for name, one in found.items():
-            rates[name].append(statistics.median(one["rates"]))
+        reports = {PLAIN: side_by_side.measure([__file__, "--measure-keras", PLAIN, *amount], cores=False)}
+        reports.update({name: tfdist(name, 1)[0] for name in TFDIST})
+        reports.update({name: tensorflow(1, steps) for name, steps in TENSORFLOW.items()})
+        for name, report in reports.items():
+            rates[name].append(statistics.median(report["rates"]))
     ratios = {
         f"{name} : {other}": divided(rates[name], rates[other])
         for name, (_, steps_per_call, _) in TFDIST.items()
@@ -132,10 +132,10 @@ def main():
     counts = {name: tensorflow(2, steps) for name, steps in TENSORFLOW.items()}
     ours = tfdist("tfdist", 2)
     counts["tfdist"] = {
-        "steps": sum(one["steps"] for one in ours),
-        "iterations": max(one["iterations"] for one in ours),  # of the last worker to end
+        "steps": sum(report["steps"] for report in ours),
+        "iterations": max(report["iterations"] for report in ours),  # of the last worker to end
     }
-    counts = {name: {"steps": one["steps"], "iterations": one["iterations"]} for name, one in counts.items()}
+    counts = {name: {"steps": report["steps"], "iterations": report["iterations"]} for name, report in counts.items()}
     print("\n2 workers: how many steps the optimizer's iterations contain at the end")
     for name, count in counts.items():
         print(f"{name}: {count['iterations']} of {count['steps']}")
@@ -143,7 +143,7 @@ def main():
 
 
 def divided(ours, theirs):
-    return [one / other for one, other in zip(ours, theirs, strict=True)]
+    return [rate / other for rate, other in zip(ours, theirs, strict=True)]
 
 
 if __name__ == "__main__":

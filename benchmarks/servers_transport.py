@@ -259,7 +259,7 @@ def gb_per_s(name, server_count, worker_count, nbytes, repeats):
         addresses = [servers.line(popen) for popen in serving]
         command = [__file__, "--work", name, json.dumps(addresses), str(each), str(repeats)]
         with servers.children([command] * worker_count, deadline=300) as working:
-            found = {}
+            rates = {}
             for kind in KINDS:
                 for popen in working:
                     servers.line(popen)
@@ -267,8 +267,8 @@ def gb_per_s(name, server_count, worker_count, nbytes, repeats):
                     print(file=popen.stdin, flush=True)
                 begun, ended = zip(*(json.loads(servers.line(popen)) for popen in working), strict=True)
                 moved = each * server_count * worker_count * repeats * (2 if kind == BOTH else 1)
-                found[kind] = moved / (max(ended) - min(begun)) / 1e9
-    return found
+                rates[kind] = moved / (max(ended) - min(begun)) / 1e9
+    return rates
 
 
 def main():
@@ -279,14 +279,14 @@ def main():
     parser.add_argument("--implementations", nargs="+", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS))
     options = parser.parse_args()
     names = [name for name in options.implementations if side_by_side.installed(NEEDS.get(name, "zmq"))]
-    found = {case: {name: {kind: [] for kind in KINDS} for name in names} for case in CASES}
+    figures = {case: {name: {kind: [] for kind in KINDS} for name in names} for case in CASES}
     for _ in range(options.rounds):
         for case, (server_count, worker_count) in CASES.items():
             for name in names:
                 rates = gb_per_s(name, server_count, worker_count, options.mib << 20, options.repeats)
                 for kind, rate in rates.items():
-                    found[case][name][kind].append(rate)
-    for case, rows in found.items():
+                    figures[case][name][kind].append(rate)
+    for case, rows in figures.items():
         medians = [
             (name, {kind: statistics.median(rates) for kind, rates in row.items()}) for name, row in rows.items()
         ]
@@ -294,12 +294,12 @@ def main():
         for name in names if "tfdist" in names else ():
             if name != "tfdist":
                 ratios = {
-                    kind: [one / other for one, other in zip(rows["tfdist"][kind], rows[name][kind], strict=True)]
+                    kind: [ours / other for ours, other in zip(rows["tfdist"][kind], rows[name][kind], strict=True)]
                     for kind in KINDS
                 }
                 spreads = [(kind, servers.spread(values)) for kind, values in ratios.items()]
                 side_by_side.table(spreads, ["median", "from", "to"], f"tfdist : {name}, by rounds")
-    side_by_side.save(options.json, {"mib": options.mib, "gb_per_s": found})
+    side_by_side.save(options.json, {"mib": options.mib, "gb_per_s": figures})
 
 
 if __name__ == "__main__":

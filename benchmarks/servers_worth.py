@@ -123,7 +123,7 @@ def main():
     options = options.parse_args()
     if not namespaces.AVAILABLE:
         sys.exit("needs root and iproute2 to make network namespaces")
-    found = {}
+    figures = {}
     with namespaces.hosts(3, RATE) as names:
         for option in options.only or WAYS:
             rows = {way: [] for way in WAYS[option]}
@@ -133,7 +133,7 @@ def main():
                     reports = on_hosts(names, where, command)
                     rows[way].append(sum(reports) if what == "steps" else max(reports))
             first = next(iter(rows.values()))
-            found[option] = {
+            figures[option] = {
                 way: {
                     **servers.spread(values),
                     "ratio": servers.spread([a / b for a, b in zip(values, first, strict=True)]),
@@ -141,14 +141,14 @@ def main():
                 for way, values in rows.items()
             }
             unit = "steps per second of all workers" if option != "data" else "seconds of an epoch"
-            for way, row in found[option].items():
+            for way, row in figures[option].items():
                 ratio = row["ratio"]
                 print(
                     f"{option}, {RATE}, {way:22}: {row['median']:6.2f} {unit} ({row['from']:.2f} to {row['to']:.2f}), "
                     f"{ratio['median']:.2f} × the first ({ratio['from']:.2f} to {ratio['to']:.2f})",
                     flush=True,
                 )
-    side_by_side.save(options.json, found)
+    side_by_side.save(options.json, figures)
 
 
 if __name__ == "__main__":

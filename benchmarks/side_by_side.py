@@ -12,9 +12,9 @@ import sys
 MARK = "MEASURED "
 
 
-def report(found):
+def report(figures):
     """Reports figures; called by the measured process on rank 0."""
-    print(MARK + json.dumps(found), flush=True)
+    print(MARK + json.dumps(figures), flush=True)
 
 
 def free_port():
@@ -66,11 +66,11 @@ def measure(command, size=1, env=None, way="plain", cores=None, deadline=600, la
         port = str(free_port())
         commands = [[python, *command, str(rank), str(size), port] for rank in range(size)]
     popens = []
-    for rank, one in enumerate(commands):
+    for rank, arguments in enumerate(commands):
         core = {available[rank]} if pinned and way == "plain" else set(available)
         popens.append(
             subprocess.Popen(
-                one,
+                arguments,
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -121,7 +121,7 @@ def parser(text):
     return made
 
 
-def save(path, found):
+def save(path, figures):
     if path:
         with open(path, "w") as file:
-            json.dump(found, file, indent=2)
+            json.dump(figures, file, indent=2)

@@ -44,14 +44,14 @@ def measure():
         context = tf.distribute.get_replica_context
         return tf.function(lambda: strategy.run(replica))
 
-    one = tf.Variable(tf.ones([16384]))
+    variable = tf.Variable(tf.ones([16384]))
     steps = {
-        "an empty py_function": tf.function(lambda: tf.py_function(lambda x: x, [one.read_value()], tf.float32)),
+        "an empty py_function": tf.function(lambda: tf.py_function(lambda x: x, [variable.read_value()], tf.float32)),
         "64 KiB": sums(1, 16384),
         "200 × 4 KiB": sums(200, 1024),
         "1 × 800 KiB": sums(1, 200 * 1024),
     }
-    found = {name: {"alone": median_of(step)} for name, step in steps.items()}
+    figures = {name: {"alone": median_of(step)} for name, step in steps.items()}
     busy = True
 
     def pipeline():
@@ -61,11 +61,11 @@ def measure():
     thread = threading.Thread(target=pipeline)
     thread.start()
     for name, step in steps.items():
-        found[name]["beside Python"] = median_of(step)
+        figures[name]["beside Python"] = median_of(step)
     busy = False
     thread.join()
     if strategy.rank == 0:
-        side_by_side.report(found)
+        side_by_side.report(figures)
 
 
 def main():
@@ -73,16 +73,16 @@ def main():
     parser.add_argument("--runs", type=int, default=3, help="number of runs, of which the median is taken")
     options = parser.parse_args()
     runs = [side_by_side.measure([__file__, "--measure"], 2, way="tfdist") for _ in range(options.runs)]
-    found = {
+    figures = {
         name: {column: statistics.median(run[name][column] for run in runs) for column in values}
         for name, values in runs[0].items()
     }
-    side_by_side.table(list(found.items()), ["alone", "beside Python"], "milliseconds a step, 2 processes")
-    above = found["64 KiB"]["alone"] - found["an empty py_function"]["alone"]
-    fused = found["200 × 4 KiB"]["alone"] / found["1 × 800 KiB"]["alone"]
+    side_by_side.table(list(figures.items()), ["alone", "beside Python"], "milliseconds a step, 2 processes")
+    above = figures["64 KiB"]["alone"] - figures["an empty py_function"]["alone"]
+    fused = figures["200 × 4 KiB"]["alone"] / figures["1 × 800 KiB"]["alone"]
     print(f"\n64 KiB: {above:.2f} ms above an empty py_function")
     print(f"200 tensors of 4 KiB: {fused:.2f} × the time of one of their size")
-    side_by_side.save(options.json, {"milliseconds": found, "above": above, "fused": fused})
+    side_by_side.save(options.json, {"milliseconds": figures, "above": above, "fused": fused})
 
 
 if __name__ == "__main__":

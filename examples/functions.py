@@ -19,8 +19,8 @@ keras.utils.set_random_seed(tfdist.rank())
 
 digits = load_digits()
 images, labels = (digits.data / 16).astype("float32"), digits.target
-own = slice(tfdist.rank(), None, tfdist.size())
-batches = tf.data.Dataset.from_tensor_slices((images[own], labels[own])).shuffle(2000).batch(32)
+shard = slice(tfdist.rank(), None, tfdist.size())
+batches = tf.data.Dataset.from_tensor_slices((images[shard], labels[shard])).shuffle(2000).batch(32)
 
 model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)])
 optimizer = keras.optimizers.Adam(3e-3)

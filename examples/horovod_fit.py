@@ -13,7 +13,7 @@ import tfdist
 tfdist.init()
 digits = load_digits()
 images, labels = (digits.data / 16).astype("float32"), digits.target
-own = slice(tfdist.rank(), 1600, tfdist.size())
+shard = slice(tfdist.rank(), 1600, tfdist.size())
 
 model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)])
 model.compile(
@@ -29,8 +29,8 @@ callbacks = [
 if tfdist.rank() == 0:
     callbacks.append(keras.callbacks.ModelCheckpoint("digits.keras"))
 model.fit(
-    images[own],
-    labels[own],
+    images[shard],
+    labels[shard],
     batch_size=32,
     epochs=10,
     callbacks=callbacks,

@@ -41,8 +41,8 @@ def windows(modules, count, seed):
     text = "".join((folder / f"{module}.py").read_text(encoding="utf-8") for module in modules)
     numbers = np.frombuffer(text.encode("ascii", "replace"), "uint8").astype("int32")
     begins = np.random.default_rng(seed).integers(0, len(numbers) - LENGTH, count)
-    found = numbers[begins[:, None] + np.arange(LENGTH + 1)]
-    return found[:, :-1], found[:, 1:]
+    sequences = numbers[begins[:, None] + np.arange(LENGTH + 1)]
+    return sequences[:, :-1], sequences[:, 1:]
 
 
 with strategy.scope():

@@ -30,6 +30,6 @@ with strategy.scope():
     )
 
 # Each process trains on a part of the data; all of them validate the same weights.
-own = slice(strategy.rank, None, strategy.size)
-model.fit(train_x[own], train_y[own], batch_size=16, epochs=40, validation_data=(test_x, test_y))
+shard = slice(strategy.rank, None, strategy.size)
+model.fit(train_x[shard], train_y[shard], batch_size=16, epochs=40, validation_data=(test_x, test_y))
 print(f"worker {strategy.rank} has taken part in {strategy.communication()['rounds']} rounds.")

@@ -43,7 +43,7 @@ def entries(text):
     """Yields (name, text) of each documented argument, attribute and error of a docstring."""
     lines = text.expandtabs().splitlines()
     section, margin, entry = None, 0, None
-    found = []
+    documented = []
     for line in lines:
         bare = line.strip()
         indent = len(line) - len(line.lstrip())
@@ -57,16 +57,16 @@ def entries(text):
             match = _ENTRY.match(bare)
             if match and indent <= margin + 4:
                 entry = [match[1], match[3]]
-                found.append(entry)
+                documented.append(entry)
             elif entry is not None:
                 entry[1] = f"{entry[1]} {bare}".strip()
         elif section in ("Returns", "Yields"):
             if entry is None or entry[0] != section:
                 entry = [section, bare]
-                found.append(entry)
+                documented.append(entry)
             else:
                 entry[1] += f" {bare}"
-    return found
+    return documented
 
 
 def faults_of_docstrings(path):

@@ -35,9 +35,9 @@ class Block:
 def blocks():
     for page in PAGES:
         text = page.read_text()
-        for found in re.finditer(r"^```(.*)\n((?:.*\n)*?)^```$", text, re.MULTILINE):
-            line = text[: found.start()].count("\n") + 1
-            yield Block(f"{page.relative_to(ROOT)}:{line}", found[1].strip(), found[2])
+        for match in re.finditer(r"^```(.*)\n((?:.*\n)*?)^```$", text, re.MULTILINE):
+            line = text[: match.start()].count("\n") + 1
+            yield Block(f"{page.relative_to(ROOT)}:{line}", match[1].strip(), match[2])
 
 
 BLOCKS = list(blocks())
@@ -154,12 +154,12 @@ def test_links_files_and_options_in_text_exist(page):
 def check_options(text):
     """Each ``--option`` after ``tfdist run`` and the like is one of it."""
     for line in text.splitlines():
-        if found := re.search(r"tfdist (run|bench|doctor)\b(.*)", line):
+        if match := re.search(r"tfdist (run|bench|doctor)\b(.*)", line):
             (commands,) = (action for action in parser()._actions if action.choices and "run" in action.choices)
-            known = commands.choices[found[1]]._option_string_actions
-            own = re.split(r"\s-m\s|\.py\b", found[2].partition(" #")[0])[0]
-            for option in re.findall(r"(?<![\w-])--[a-z-]+", own):
-                assert option in known, f"tfdist {found[1]} has no {option}"
+            known = commands.choices[match[1]]._option_string_actions
+            arguments = re.split(r"\s-m\s|\.py\b", match[2].partition(" #")[0])[0]
+            for option in re.findall(r"(?<![\w-])--[a-z-]+", arguments):
+                assert option in known, f"tfdist {match[1]} has no {option}"
 
 
 @pytest.mark.parametrize("block", of("json"))

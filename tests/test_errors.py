@@ -7,7 +7,7 @@ import tfdist
 from tfdist import errors
 from tfdist.errors import TfdistError
 
-ERRORS = {name: one for name, one in vars(errors).items() if inspect.isclass(one)}
+ERRORS = {name: member for name, member in vars(errors).items() if inspect.isclass(member)}
 
 
 @pytest.mark.parametrize("name", ERRORS)
@@ -46,12 +46,12 @@ def test_errors_are_catchable_as_builtin_exceptions(name, builtin):
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors_can_be_pickled(name):
     """As from a data loader's or a tuner's worker."""
-    found = pickle.loads(pickle.dumps(ERRORS[name]("text")))
-    assert type(found) is ERRORS[name]
-    assert str(found) == "text"
+    unpickled = pickle.loads(pickle.dumps(ERRORS[name]("text")))
+    assert type(unpickled) is ERRORS[name]
+    assert str(unpickled) == "text"
 
 
 def test_errors_inherit_only_from_tfdist_error():
-    for name, one in ERRORS.items():
-        caught = {other for other in ERRORS if issubclass(one, ERRORS[other])}
+    for name, error in ERRORS.items():
+        caught = {other for other in ERRORS if issubclass(error, ERRORS[other])}
         assert caught == {name, "TfdistError"}

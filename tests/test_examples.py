@@ -79,9 +79,9 @@ def test_text(run):
 def test_servers(run):
     output = run("servers.py", 2, "--ps", "1")
     epochs = 10 if run.whole else 2
-    found = re.search(r"chief: test accuracy ([\d.]+) after (\d+) updates", output)
-    assert float(found[1]) > (0.9 if run.whole else 0.5)
-    assert int(found[2]) == epochs * 47, "each batch of each epoch is part of one update"
+    match = re.search(r"chief: test accuracy ([\d.]+) after (\d+) updates", output)
+    assert float(match[1]) > (0.9 if run.whole else 0.5)
+    assert int(match[2]) == epochs * 47, "each batch of each epoch is part of one update"
     updates = [int(number) for number in re.findall(r"epoch \d+: the servers made (\d+) updates", output)]
     assert sum(updates) == epochs * 47
 
@@ -99,9 +99,9 @@ def test_functions(run):
 
 
 def test_horovod_fit(run):
-    found = re.findall(r"val_accuracy: ([\d.]+)", run("horovod_fit.py", 2))
-    assert len(found) == (10 if run.whole else 2)
-    assert float(found[-1]) > (0.85 if run.whole else 0.3)
+    accuracies = re.findall(r"val_accuracy: ([\d.]+)", run("horovod_fit.py", 2))
+    assert len(accuracies) == (10 if run.whole else 2)
+    assert float(accuracies[-1]) > (0.85 if run.whole else 0.3)
     assert (run.folder / "digits.keras").exists()
 
 
@@ -139,7 +139,7 @@ def test_quorum(run):
 
 def test_pipeline_text():
     command = [str(EXAMPLES / "pipeline_text.py"), "--steps", "10", "--sample", "2"]
-    found = re.search(
+    match = re.search(
         r"Perplexity of other modules: ([\d.]+) before training, ([\d.]+) after", harness.run(command, 4)[0].output
     )
-    assert float(found[2]) < float(found[1]) / 3
+    assert float(match[2]) < float(match[1]) / 3

@@ -43,7 +43,7 @@ tfdist.nonsense
 
 def test_type_checker_sees_the_public_names(tmp_path):
     (tmp_path / "user.py").write_text(MISTAKES)
-    found = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--cache-dir", str(tmp_path), "user.py"],
         cwd=tmp_path,
         env={**os.environ, "MYPYPATH": str(Path(tfdist.__file__).parent.parent)},
@@ -53,7 +53,7 @@ def test_type_checker_sees_the_public_names(tmp_path):
     ).stdout
     lines = {
         int(line.split(":")[1]): line
-        for line in found.splitlines()
+        for line in output.splitlines()
         if line.startswith("user.py") and 'note: "' not in line
     }
     for number, words in {
@@ -64,7 +64,7 @@ def test_type_checker_sees_the_public_names(tmp_path):
         7: 'Unexpected keyword argument "logdir"',
         8: 'no attribute "nonsense"',
     }.items():
-        assert words in lines[number], found
+        assert words in lines[number], output
 
 
 def test_errors_are_an_attribute_of_the_package():
@@ -110,10 +110,10 @@ def test_without_tensorflow_one_clear_line():
 
 
 def test_only_one_file_imports_private_modules_of_tensorflow():
-    found = subprocess.run(
+    paths = subprocess.run(
         ["grep", "-rlE", r"(from|import) tensorflow\.(python|compiler|core)", tfdist.__path__[0], "--include=*.py"],
         capture_output=True,
         text=True,
         check=False,
     ).stdout.split()
-    assert [path.rpartition("/")[2] for path in found] == ["tensorflow.py"]
+    assert [path.rpartition("/")[2] for path in paths] == ["tensorflow.py"]

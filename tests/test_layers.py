@@ -17,8 +17,8 @@ def test_dynamic_embedding_trains_rows_of_any_key():
     model.compile("adam", "mse")
     keys = np.array([[2**62, -5, 0], [7, 7, 7]])
     model.fit(keys, np.ones((2, 24)), verbose=0)
-    found, rows = layer.export()
-    assert found.tolist() == [-5, 0, 7, 2**62]
+    exported_keys, rows = layer.export()
+    assert exported_keys.tolist() == [-5, 0, 7, 2**62]
     assert rows.shape == (4, 8)
     again = tfdist.layers.DynamicEmbedding.from_config(layer.get_config())
     assert again.get_config() == layer.get_config()

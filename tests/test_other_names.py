@@ -34,16 +34,16 @@ def test_named_equivalents_exist():
     for here in other_names._HERE.values():
         if here.startswith("tfdist."):
             name, *inner = re.split("[,(]", here)[0].removeprefix("tfdist.").split(".")
-            found = getattr(tfdist, name)
+            equivalent = getattr(tfdist, name)
             for part in inner:
-                found = getattr(found, part)
+                equivalent = getattr(equivalent, part)
 
 
 @pytest.mark.parametrize("name", [name for name in tfdist.__all__ if name.endswith("Strategy")])
 def test_strategies_take_all_but_first_argument_by_name(name):
     first, *others = inspect.signature(getattr(tfdist, name)).parameters.values()
     assert (first.name, first.kind) == ("cluster_resolver", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    assert {one.kind for one in others} == {inspect.Parameter.KEYWORD_ONLY}
+    assert {parameter.kind for parameter in others} == {inspect.Parameter.KEYWORD_ONLY}
     others = {"stages": 2, "micro_batches": 2} if name == "PipelineStrategy" else {}
     with pytest.raises(TypeError, match=r"cluster_resolver must be .* got 'ring'. Pass all other arguments by name"):
         getattr(tfdist, name)("ring", **others)
@@ -71,6 +71,6 @@ def test_other_arguments_have_no_hint():
 def test_named_equivalents_of_arguments_exist(module):
     for here in importlib.import_module(f"tfdist.{module}")._ARGUMENTS.values():
         for path in re.findall(r"tfdist((?:\.\w+)+)", here):
-            found = tfdist
+            equivalent = tfdist
             for part in path[1:].split("."):
-                found = getattr(found, part)
+                equivalent = getattr(equivalent, part)

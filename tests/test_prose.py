@@ -48,8 +48,8 @@ def test_docstrings_that_cannot_be_read_alone_are_found(tmp_path, replaced, by, 
     assert list(prose.faults_of_docstrings(path)) == []
     assert replaced in GOOD
     path.write_text(GOOD.replace(replaced, by))
-    ((_, found),) = prose.faults_of_docstrings(path)
-    assert found.startswith(fault)
+    ((_, message),) = prose.faults_of_docstrings(path)
+    assert message.startswith(fault)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ MODULES = {module_of(path): path for path in ROOT.rglob("*.py")}
 
 def imported(path):
     """Modules of tfdist that a file imports anywhere, except under TYPE_CHECKING."""
-    found = set()
+    modules = set()
 
     def visit(node):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
@@ -58,14 +58,14 @@ def imported(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tfdist"):
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                found.add(full if full in MODULES or f"{full}.__init__" in MODULES else node.module)
+                modules.add(full if full in MODULES or f"{full}.__init__" in MODULES else node.module)
         elif isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names if alias.name.startswith("tfdist"))
+            modules.update(alias.name for alias in node.names if alias.name.startswith("tfdist"))
         for child in ast.iter_child_nodes(node):
             visit(child)
 
     visit(ast.parse(path.read_text()))
-    return found
+    return modules
 
 
 def room(module):
@@ -90,15 +90,15 @@ def test_wings_depend_one_way(of):
         parts = module.split(".")[2:]
         return WINGS[of].index(parts[0] if len(parts) > 1 else "")
 
-    own = {module: path for module, path in MODULES.items() if room(module) == of and path.stem != "__init__"}
+    paths = {module: path for module, path in MODULES.items() if room(module) == of and path.stem != "__init__"}
     wrong = [
         f"{module} imports {other}"
-        for module, path in own.items()
+        for module, path in paths.items()
         for other in imported(path)
-        if other in own and place(other) > place(module)
+        if other in paths and place(other) > place(module)
     ]
     assert not wrong, wrong
-    assert {place(module) for module in own} == set(range(len(WINGS[of])))
+    assert {place(module) for module in paths} == set(range(len(WINGS[of])))
 
 
 def test_no_files_import_each_other_in_a_circle():

@@ -70,8 +70,8 @@ class _Collectives:
 
 def _agreed(entered: World, algorithm: str) -> Calibration:
     """Checks that all ranks chose the same algorithm; returns rank 0's calibration. Uses the rendezvous only."""
-    own = calibration.written(entered.group) if entered.rank == 0 and algorithm == algorithms.AUTO else None
-    everyone = entered.all_gather("the arguments of tfdist.init", [algorithm, own])
+    written = calibration.written(entered.group) if entered.rank == 0 and algorithm == algorithms.AUTO else None
+    everyone = entered.all_gather("the arguments of tfdist.init", [algorithm, written])
     for rank, (theirs, _) in enumerate(everyone):
         if theirs != everyone[0][0]:
             raise MismatchError(
@@ -103,8 +103,8 @@ class _Context:
         return self._made[members]
 
     def processes(self, group: Group | None, algorithm: str | None) -> ProcessGroup:
-        found = self.group if group is None else self.group.subgroup(group.members())
-        return found if algorithm is None else found.using(algorithm, self._calibration)
+        chosen = self.group if group is None else self.group.subgroup(group.members())
+        return chosen if algorithm is None else chosen.using(algorithm, self._calibration)
 
 
 _initialized: _Context | None = None
@@ -248,7 +248,9 @@ def _slices(sums: Slices, slices: tf.IndexedSlices, op: str, group: Group | None
 
 def _dense(bridge: Bridge, tensors: list[tf.Tensor], op: str, group: Group | None) -> list[tf.Tensor]:
     if op == Adasum and not all(tensor.dtype.is_floating for tensor in tensors):
-        raise TypeError(f"adaptive summation takes floating-point tensors; got {[one.dtype.name for one in tensors]}")
+        raise TypeError(
+            f"adaptive summation takes floating-point tensors; got {[operand.dtype.name for operand in tensors]}"
+        )
 
     @tf.custom_gradient
     def reduced(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
@@ -258,7 +260,7 @@ def _dense(bridge: Bridge, tensors: list[tf.Tensor], op: str, group: Group | Non
         def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
             if op not in ("sum", "mean"):
                 raise ValueError(f"all_reduce has a gradient for 'sum' and 'mean', not for {op!r}")
-            return _dense(bridge, [tf.convert_to_tensor(one) for one in upstream], op, group)
+            return _dense(bridge, [tf.convert_to_tensor(tensor) for tensor in upstream], op, group)
 
         return outputs, gradient
 

@@ -45,16 +45,16 @@ def weights(way, device, names, file):
     import tensorflow as tf
 
     tf.config.experimental.enable_tensor_float_32_execution(False)
-    found, compiled = {}, {}
+    trained, compiled = {}, {}
     for model in names:
         with _scope(way, device):
             made = models.compiled(model, keras.optimizers.SGD(0.01, momentum=0.9))
         x, y = models.data(model, 64 * STEPS)
         made.fit(x, y, batch_size=64, shuffle=False, verbose=0)
-        found[model] = np.concatenate([np.ravel(one) for one in made.get_weights()])
+        trained[model] = np.concatenate([np.ravel(array) for array in made.get_weights()])
         compiled[model] = bool(made.jit_compile)
     if _rank(made) == 0:
-        np.savez(file, **found)
+        np.savez(file, **trained)
         side_by_side.report(compiled)
 
 
@@ -93,7 +93,7 @@ def sums(device, locked):
     if not locked:
         page_locks.device = None
     tfdist.init()
-    found = {}
+    figures = {}
     for size in SUMS:
         vector = np.ones(size << 18, np.float32)
         with tf.device(device):
@@ -108,9 +108,9 @@ def sums(device, locked):
             rows["to the host"] = _timed(lambda: there.numpy())  # noqa: B023
             rows["to the device"] = _timed(lambda: float(tf.identity(tf.constant(vector))[-1]))  # noqa: B023
         assert float(summed(there)) == tfdist.size()
-        found[f"{size} MiB"] = rows
+        figures[f"{size} MiB"] = rows
     if tfdist.rank() == 0:
-        side_by_side.report(found)
+        side_by_side.report(figures)
 
 
 def strategies(device):
@@ -127,19 +127,19 @@ def strategies(device):
         "gossip": lambda: tfdist.GossipStrategy(devices=[device]),
     }
     x, y = models.data("cnn", 256)
-    found = {}
+    figures = {}
     for way, make in made_by.items():
         with make().scope():
             made = models.compiled("cnn", "adam")
         made.fit(x, y, batch_size=32, epochs=8, verbose=0)
         tfdist.init()
-        flat = np.concatenate([np.ravel(one) for one in made.get_weights()])
+        flat = np.concatenate([np.ravel(array) for array in made.get_weights()])
         first = tfdist.broadcast(flat, 0).numpy()
         apart = float(np.max(tfdist.all_gather([np.abs(flat - first).max()]).numpy()))
         accuracy = made.evaluate(x, y, verbose=0)[1]
-        found[way] = {"accuracy": accuracy, "apart": apart, "device": made.variables[0].value.device[-5:]}
+        figures[way] = {"accuracy": accuracy, "apart": apart, "device": made.variables[0].value.device[-5:]}
     if tfdist.rank() == 0:
-        side_by_side.report(found)
+        side_by_side.report(figures)
 
 
 def scopes(device):
@@ -161,7 +161,7 @@ def scopes(device):
         model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
         model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
         ended.append(model.get_weights())
-    apart = [max(float(np.abs(a - b).max()) for a, b in zip(one, ended[0], strict=True)) for one in ended[1:]]
+    apart = [max(float(np.abs(a - b).max()) for a, b in zip(arrays, ended[0], strict=True)) for arrays in ended[1:]]
     side_by_side.report(dict(zip(["GPU, then CPU", "CPU, then GPU"], apart, strict=True)))
 
 
@@ -189,7 +189,7 @@ def _timed(function):
 def launched(what, *given, processes=0):
     """What a measurement reports; without processes, in one of plain Keras."""
     command = [__file__, f"--measure={json.dumps([what, given])}"]
-    visible = {"CUDA_VISIBLE_DEVICES": "0" if any("GPU" in str(one) for one in given) else "-1"}
+    visible = {"CUDA_VISIBLE_DEVICES": "0" if any("GPU" in str(setting) for setting in given) else "-1"}
     if processes:
         return side_by_side.measure(command, processes, visible, "tfdist", deadline=200)
     return side_by_side.measure(command, 1, visible, cores=False, deadline=200)
@@ -203,7 +203,7 @@ def measure_weights(device, names):
         "two on the CPU": ("tfdist", "CPU:0", 2, None, None),
         "two processes": ("tfdist", device, 2, "two on the CPU", None),
     }
-    ended, found = {}, {}
+    ended, differences = {}, {}
     for way, (kind, place, processes, reference, with_dropout) in ways.items():
         with tempfile.TemporaryDirectory() as folder:
             compiled = launched("weights", kind, place, names, f"{folder}/weights.npz", processes=processes)
@@ -214,8 +214,8 @@ def measure_weights(device, names):
                 apart = float(np.abs(ended[way][model] - ended[other][model]).max())
                 text = f"{apart:.1e} from {other}{', XLA' if compiled[model] else ''}"
                 print(f"weights, {model:10} {way:14}: {text}", flush=True)
-                found[f"{model}, {way}"] = apart
-    return found
+                differences[f"{model}, {way}"] = apart
+    return differences
 
 
 def measure_speed(device, rounds, names):
@@ -231,9 +231,9 @@ def measure_speed(device, rounds, names):
             rates[way].append(launched("speed", kind, device, jit_compile, names, processes=processes))
             print(f"speed, {way}: {rates[way][-1]}", flush=True)
     for model in names:
-        plain = [one[model] for one in rates["plain Keras"]]
-        for way, found in rates.items():
-            values = [one[model] for one in found]
+        plain = [reading[model] for reading in rates["plain Keras"]]
+        for way, readings in rates.items():
+            values = [reading[model] for reading in readings]
             ratios = [a / b for a, b in zip(values, plain, strict=True)]
             print(
                 f"speed, {model:5} {way:15}: {statistics.median(values):9.0f} samples/s, "
@@ -244,35 +244,37 @@ def measure_speed(device, rounds, names):
 
 
 def measure_sums(device):
-    found = {}
+    figures = {}
     for way, locked in {"locked": True, "not locked": False}.items():
-        found[way] = launched("sums", device, locked, processes=2)
-        for size, rows in found[way].items():
+        figures[way] = launched("sums", device, locked, processes=2)
+        for size, rows in figures[way].items():
             text = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in rows.items())
             line = rows["to the host"] + rows["to the device"]
             share = line / rows["sum"]
             print(f"sums, {way:10} {size:>7}: {text}; copies alone take {share:.2f} of the sum's time", flush=True)
-    return found
+    return figures
 
 
 def measure_strategies(device):
-    found = launched("strategies", device, processes=2)
-    for way, row in found.items():
+    figures = launched("strategies", device, processes=2)
+    for way, row in figures.items():
         print(f"strategies, {way:11}: {row}", flush=True)
-    return found
+    return figures
 
 
 def measure_scopes(device):
-    found = launched("scopes", device)
-    print(f"scopes: {found}", flush=True)
-    return found
+    figures = launched("scopes", device)
+    print(f"scopes: {figures}", flush=True)
+    return figures
 
 
 def main():
     options = side_by_side.parser(__doc__.partition("\n")[0])
     parts = {
-        "weights": lambda device: measure_weights(device, [one for one in WEIGHTS if one in options.models]),
-        "speed": lambda device: measure_speed(device, options.rounds, [one for one in SPEED if one in options.models]),
+        "weights": lambda device: measure_weights(device, [model for model in WEIGHTS if model in options.models]),
+        "speed": lambda device: measure_speed(
+            device, options.rounds, [model for model in SPEED if model in options.models]
+        ),
         "sums": measure_sums,
         "strategies": measure_strategies,
         "scopes": measure_scopes,
@@ -282,14 +284,14 @@ def main():
     options.add_argument("--models", nargs="+", choices=WEIGHTS, default=WEIGHTS, help="of weights and speed")
     options.add_argument("--device", default="GPU:0")
     options = options.parse_args()
-    found = {}
+    results = {}
     for part in options.only:
         try:
-            found[part] = parts[part](options.device)
+            results[part] = parts[part](options.device)
         except Exception as error:  # the others are measured all the same
-            found[part] = f"failed: {error}"
+            results[part] = f"failed: {error}"
             print(f"{part} failed: {str(error)[-3000:]}", flush=True)
-    side_by_side.save(options.json, found)
+    side_by_side.save(options.json, results)
 
 
 if __name__ == "__main__":

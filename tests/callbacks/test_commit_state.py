@@ -34,10 +34,10 @@ def test_interrupted_training_continues_after_last_committed_epoch(tmp_path, kin
     with pytest.raises(KeyError, match="interrupted"):
         fit(strategy, tfdist.callbacks.CommitState(place), Ends())
     assert (place / "latest.weights.h5").exists()
-    found = fit(strategy, tfdist.callbacks.CommitState(place))
-    assert found.history.epoch == [2, 3]
-    for one, other in zip(found.variables, expected.variables, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    resumed = fit(strategy, tfdist.callbacks.CommitState(place))
+    assert resumed.history.epoch == [2, 3]
+    for variable, reference in zip(resumed.variables, expected.variables, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), reference.numpy())
     assert not place.exists()
 
 

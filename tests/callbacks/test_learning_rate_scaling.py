@@ -20,16 +20,18 @@ class Rates(keras.callbacks.Callback):
 def rates(*callbacks, optimizer=None, data=None, batch=3, **how):
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
     model.compile(optimizer or keras.optimizers.SGD(0.7), "mse")
-    found = Rates()
+    recorder = Rates()
     given = (X, X[:, :1]) if data is None else (data,)
-    model.fit(*given, batch_size=None if data is not None else batch, verbose=0, callbacks=[*callbacks, found], **how)
-    return found.rates
+    model.fit(
+        *given, batch_size=None if data is not None else batch, verbose=0, callbacks=[*callbacks, recorder], **how
+    )
+    return recorder.rates
 
 
 def test_linear_rule_step_by_step():
     """From the rate of one process to eight times as much, by the same amount in each of two epochs of four steps."""
-    found = rates(LearningRateScaling(0.1, warmup_epochs=2, factor=8), epochs=3)
-    np.testing.assert_allclose(found, [0.1 + 0.7 * step / 8 for step in range(8)] + [0.8] * 4, rtol=1e-6)
+    learning_rates = rates(LearningRateScaling(0.1, warmup_epochs=2, factor=8), epochs=3)
+    np.testing.assert_allclose(learning_rates, [0.1 + 0.7 * step / 8 for step in range(8)] + [0.8] * 4, rtol=1e-6)
 
 
 def test_square_root_rule_without_warm_up():
@@ -37,22 +39,22 @@ def test_square_root_rule_without_warm_up():
 
 
 def test_warmup_can_last_half_an_epoch():
-    found = rates(LearningRateScaling(1.0, warmup_epochs=0.5, factor=3), epochs=1)
-    np.testing.assert_allclose(found, [1, 2, 3, 3], rtol=1e-6)
+    learning_rates = rates(LearningRateScaling(1.0, warmup_epochs=0.5, factor=3), epochs=1)
+    np.testing.assert_allclose(learning_rates, [1, 2, 3, 3], rtol=1e-6)
 
 
 def test_other_callbacks_can_change_rate_after_warmup():
     halved = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch > 1 else rate)
-    found = rates(LearningRateScaling(0.1, warmup_epochs=1, factor=2), halved, epochs=4)
-    np.testing.assert_allclose(found[4:], [0.2] * 4 + [0.1] * 4 + [0.05] * 4, rtol=1e-6)
+    learning_rates = rates(LearningRateScaling(0.1, warmup_epochs=1, factor=2), halved, epochs=4)
+    np.testing.assert_allclose(learning_rates[4:], [0.2] * 4 + [0.1] * 4 + [0.05] * 4, rtol=1e-6)
 
 
 def test_initial_epoch_continues_warmup_or_keeps_rate():
     """In the warm-up where it was; after it with the rate that it has."""
-    found = rates(LearningRateScaling(0.1, warmup_epochs=2, factor=8), epochs=2, initial_epoch=1)
-    np.testing.assert_allclose(found, [0.1 + 0.7 * step / 8 for step in range(4, 8)], rtol=1e-6)
-    found = rates(LearningRateScaling(0.1, warmup_epochs=2, factor=8), epochs=3, initial_epoch=2)
-    np.testing.assert_allclose(found, [0.7] * 4, rtol=1e-6)
+    learning_rates = rates(LearningRateScaling(0.1, warmup_epochs=2, factor=8), epochs=2, initial_epoch=1)
+    np.testing.assert_allclose(learning_rates, [0.1 + 0.7 * step / 8 for step in range(4, 8)], rtol=1e-6)
+    learning_rates = rates(LearningRateScaling(0.1, warmup_epochs=2, factor=8), epochs=3, initial_epoch=2)
+    np.testing.assert_allclose(learning_rates, [0.7] * 4, rtol=1e-6)
 
 
 def test_rate_inside_loss_scale_optimizer_is_scaled():
@@ -75,8 +77,8 @@ def test_unknown_epoch_length_needs_steps_per_epoch():
 
     with pytest.raises(ValueError, match="needs steps_per_epoch"):
         rates(LearningRateScaling(0.1, factor=2), data=batches())
-    found = rates(LearningRateScaling(0.1, warmup_epochs=1, factor=2, steps_per_epoch=4), data=batches())
-    np.testing.assert_allclose(found, [0.1, 0.125, 0.15, 0.175], rtol=1e-6)
+    learning_rates = rates(LearningRateScaling(0.1, warmup_epochs=1, factor=2, steps_per_epoch=4), data=batches())
+    np.testing.assert_allclose(learning_rates, [0.1, 0.125, 0.15, 0.175], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ def test_measures_every_algorithm_and_keeps_the_calibration(tmp_path):
     assert "µs a message" in ended.stdout
     (kept,) = (tmp_path / "tfdist").glob("calibration-*.json")
     assert f'Calibration stored in {kept}, for algorithm="auto".'.split() == ended.stdout.split()[-6:]
-    found = json.loads(figures.read_text())
-    assert json.loads(kept.read_text())["calibration"] == found["calibration"]
-    assert all(level["latency"] > 0 for level in (found["calibration"]["host"], found["calibration"]["network"]))
-    assert {row["algorithm"] for row in found["rows"]} == set(ALGORITHMS)
-    assert all(row["measured"] > 0 and row["bound"] > 0 for row in found["rows"])
+    report = json.loads(figures.read_text())
+    assert json.loads(kept.read_text())["calibration"] == report["calibration"]
+    assert all(level["latency"] > 0 for level in (report["calibration"]["host"], report["calibration"]["network"]))
+    assert {row["algorithm"] for row in report["rows"]} == set(ALGORITHMS)
+    assert all(row["measured"] > 0 and row["bound"] > 0 for row in report["rows"])
     assert plot.stat().st_size > 1000
 
 

@@ -41,21 +41,21 @@ def test_successful_processes_are_not_blamed():
 
 
 def test_victim_report_is_remembered():
-    one, blame = Reporting(reports=[launcher.VICTIM]), FailureTracker()
-    assert blame.hear(one)
-    assert not blame.hear(one)
-    assert one.is_victim
+    process, blame = Reporting(reports=[launcher.VICTIM]), FailureTracker()
+    assert blame.hear(process)
+    assert not blame.hear(process)
+    assert process.is_victim
     assert blame.causes == []
 
 
 def test_a_cause_is_noted_once_and_before_it_ends():
-    one, blame = Reporting(reports=[launcher.CAUSE]), FailureTracker()
-    blame.hear(one)
+    process, blame = Reporting(reports=[launcher.CAUSE]), FailureTracker()
+    blame.hear(process)
     assert blame.is_known
-    one.reports = [launcher.CAUSE]
-    blame.hear(one)
-    blame.ended(one)
-    assert blame.processes() == [one]
+    process.reports = [launcher.CAUSE]
+    blame.hear(process)
+    blame.ended(process)
+    assert blame.processes() == [process]
 
 
 def test_first_failed_process_that_is_no_victim_is_blamed():
@@ -83,10 +83,10 @@ def test_other_roles_that_end_with_the_training_are_not_blamed(known):
 
 
 def test_restarted_process_is_not_blamed():
-    one = Reporting(reports=[launcher.CAUSE])
+    process = Reporting(reports=[launcher.CAUSE])
     blame = FailureTracker()
-    blame.hear(one)
+    blame.hear(process)
     assert blame.is_known
-    blame.forget(one)
+    blame.forget(process)
     assert not blame.is_known
     assert blame.processes() == []

@@ -21,15 +21,15 @@ def driver(monkeypatch, stdout, stderr=""):
 
 def test_the_driver_lists_gpus(monkeypatch):
     driver(monkeypatch, "0, A card, 81559 MiB, 580.1\n1, Another, 40960 MiB, 580.1\n")
-    found = list(gpu_checks.listed())
-    assert [one.subject for one in found] == ["GPU 0", "GPU 1"]
-    assert found[1].text == "Another, 40960 MiB, driver 580.1"
+    findings = list(gpu_checks.listed())
+    assert [finding.subject for finding in findings] == ["GPU 0", "GPU 1"]
+    assert findings[1].text == "Another, 40960 MiB, driver 580.1"
 
 
 def test_driver_without_gpus_gives_a_note(monkeypatch):
     driver(monkeypatch, "", "No devices were found\n")
-    (found,) = gpu_checks.listed()
-    assert (found.level, found.text) == (Severity.NOTE, "nvidia-smi finds no GPU: No devices were found")
+    (finding,) = gpu_checks.listed()
+    assert (finding.level, finding.text) == (Severity.NOTE, "nvidia-smi finds no GPU: No devices were found")
 
 
 def test_missing_driver_lists_no_gpus(monkeypatch):
@@ -46,10 +46,10 @@ def test_missing_driver_lists_no_gpus(monkeypatch):
 )
 def test_tensorflow_without_gpu_access_is_a_problem(monkeypatch, build, text, advice):
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
-    (found,) = gpu_checks.try_all()
-    assert found.level is Severity.PROBLEM
-    assert text in found.text
-    assert advice in found.advice
+    (finding,) = gpu_checks.try_all()
+    assert finding.level is Severity.PROBLEM
+    assert text in finding.text
+    assert advice in finding.advice
 
 
 @pytest.fixture
@@ -70,19 +70,19 @@ def gpu(monkeypatch):
 
 @pytest.mark.usefixtures("gpu")
 def test_working_gpu_passes_all_checks():
-    found = list(gpu_checks.try_all())
-    assert [one.level for one in found] == [Severity.OK] * 3
-    assert "finds 1" in found[0].text
-    assert "sums are right" in found[1].text
-    assert found[2].text == "after 5 steps, weights differ from the CPU's by 0"
+    findings = list(gpu_checks.try_all())
+    assert [finding.level for finding in findings] == [Severity.OK] * 3
+    assert "finds 1" in findings[0].text
+    assert "sums are right" in findings[1].text
+    assert findings[2].text == "after 5 steps, weights differ from the CPU's by 0"
 
 
 @pytest.mark.usefixtures("gpu")
 def test_weights_differing_from_the_cpus_are_a_problem(monkeypatch):
     monkeypatch.setattr(gpu_checks, "trained", lambda device: np.full(3, 1.0 if "GPU" in device else 1.1))
-    *_, found = gpu_checks.try_all()
-    assert (found.level, found.subject) == (Severity.PROBLEM, "GPU:0")
-    assert "differ from the CPU's by 0.1" in found.text
+    *_, finding = gpu_checks.try_all()
+    assert (finding.level, finding.subject) == (Severity.PROBLEM, "GPU:0")
+    assert "differ from the CPU's by 0.1" in finding.text
 
 
 @pytest.mark.usefixtures("gpu")
@@ -91,5 +91,5 @@ def test_error_on_the_gpu_is_a_problem(monkeypatch):
         raise tf.errors.ResourceExhaustedError(None, None, "out of memory\nand more")
 
     monkeypatch.setattr(gpu_checks, "copied", full)
-    *_, found = gpu_checks.try_all()
-    assert (found.level, found.text) == (Severity.PROBLEM, "cannot compute: out of memory")
+    *_, finding = gpu_checks.try_all()
+    assert (finding.level, finding.text) == (Severity.PROBLEM, "cannot compute: out of memory")

@@ -69,15 +69,15 @@ def ended(tmp_path_factory):
             return popen.wait(harness.DEADLINE), [(folder / str(rank)).read_text() for rank in (0, 2)]
 
     with ThreadPoolExecutor(len(SCRIPTS) + 2) as threads:
-        found = {
+        jobs = {
             what: threads.submit(tfdist, "run", "-n", str(count), script(what, text))
             for what, (count, text) in SCRIPTS.items()
         }
-        found["keeps going"] = threads.submit(keep_going)
+        jobs["keeps going"] = threads.submit(keep_going)
         program = str(harness.PROGRAMS / "endings.py")
-        found["raises"] = threads.submit(tfdist, "run", "-n", "2", program, TEST_CASE="thread_that_stays")
+        jobs["raises"] = threads.submit(tfdist, "run", "-n", "2", program, TEST_CASE="thread_that_stays")
     harness.assert_nothing_left()
-    return found
+    return jobs
 
 
 def test_failing_rank_is_named_shown_and_its_code_passed_on(ended):

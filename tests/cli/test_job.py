@@ -48,9 +48,9 @@ def of(workers, *processes):
     [("exit 7", "exited with code 7", 7), ("kill -TERM $$", "was killed by SIGTERM", 128 + 15)],
 )
 def test_exit_code_is_that_of_the_blamed_process(capfd, command, how, code):
-    one = ended(command)
-    assert of(3, one, one, one)._report([one]) == code
-    said = f"tfdist run: rank 1 (process {one.popen.pid}) {how}; the other processes were ended.\n"
+    process = ended(command)
+    assert of(3, process, process, process)._report([process]) == code
+    said = f"tfdist run: rank 1 (process {process.popen.pid}) {how}; the other processes were ended.\n"
     assert capfd.readouterr().err == said
 
 

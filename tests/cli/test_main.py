@@ -19,13 +19,13 @@ def commands():
 
 def test_documentation_lists_every_command_option_and_variable():
     sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL))
-    found = {}
+    listed = {}
     for name, parser in commands().items():
         options = {option for action in parser._actions for option in action.option_strings} - {"-h", "--help"}
         documented = re.findall(r"^\| (.*?) \|", sections[f"tfdist {name}"], re.MULTILINE)
-        found[name] = set(re.findall(r"(?<=`)--?[a-z]+[a-z-]*", " ".join(documented)))
-        assert found[name] == options, name
-    assert {f"tfdist {name}" for name in found} | {"Environment variables"} == set(sections)
+        listed[name] = set(re.findall(r"(?<=`)--?[a-z]+[a-z-]*", " ".join(documented)))
+        assert listed[name] == options, name
+    assert {f"tfdist {name}" for name in listed} | {"Environment variables"} == set(sections)
     used = set(re.findall(r"TFDIST_[A-Z]+_?[A-Z]+", " ".join(path.read_text() for path in SOURCES)))
     assert set(re.findall(r"TFDIST_[A-Z_]+", sections["Environment variables"])) == used - {"TFDIST_REPORT_FD"}
 
@@ -34,9 +34,9 @@ def test_every_option_occurs_in_a_test():
     """In the tests of its command."""
     texts = [path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py") if path.name != "test_main.py"]
     for name, parser in commands().items():
-        text = " ".join(one for one in texts if f'"{name}"' in one or f"{name}(" in one)
+        text = " ".join(string for string in texts if f'"{name}"' in string or f"{name}(" in string)
         given = [action.option_strings for action in parser._actions if {"-h"}.isdisjoint(action.option_strings)]
-        missing = [names for names in given if names and not any(f'"{one}"' in text for one in names)]
+        missing = [names for names in given if names and not any(f'"{string}"' in text for string in names)]
         assert not missing, name
 
 

@@ -23,17 +23,17 @@ def process():
 
 
 def test_each_report_is_returned_once(process):
-    one, writing = process
-    assert one.said() == set()
+    launched, writing = process
+    assert launched.said() == set()
     os.write(writing, b"a victim\nthe cause\n")
-    assert one.said() == {launcher.VICTIM, launcher.CAUSE}
-    assert one.said() == set()
+    assert launched.said() == {launcher.VICTIM, launcher.CAUSE}
+    assert launched.said() == set()
 
 
 def test_undecodable_report_raises_no_error(process):
-    one, writing = process
+    launched, writing = process
     os.write(writing, b"\xff\xfe\n")
-    assert len(one.said()) == 1
+    assert len(launched.said()) == 1
 
 
 def test_signals_reach_the_children_too(process):
@@ -42,13 +42,13 @@ def test_signals_reach_the_children_too(process):
         ["sh", "-c", "sleep 600 & echo $!; wait"], start_new_session=True, stdout=subprocess.PIPE, text=True
     )
     child = int(popen.stdout.readline())
-    one = Process("rank 0", popen, process[0].report)
+    launched = Process("rank 0", popen, process[0].report)
     descriptor = os.pidfd_open(child)
-    one.signal(signal.SIGKILL)
+    launched.signal(signal.SIGKILL)
     assert popen.wait(30) == -signal.SIGKILL
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     assert poll.poll(30_000), "the child lives"
     os.close(descriptor)
-    one.signal(signal.SIGKILL)  # nobody is there any more
+    launched.signal(signal.SIGKILL)  # nobody is there any more
     popen.stdout.close()

@@ -55,8 +55,8 @@ def test_thread_variables_set_by_the_user_are_kept(no_pools, monkeypatch):
 
 def test_gpus_are_dealt_out_in_turn(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-1a,5")
-    found = [resources.gpu_of(rank)["CUDA_VISIBLE_DEVICES"] for rank in range(4)]
-    assert found == ["3", "GPU-1a", "5", "3"]
+    gpus = [resources.gpu_of(rank)["CUDA_VISIBLE_DEVICES"] for rank in range(4)]
+    assert gpus == ["3", "GPU-1a", "5", "3"]
 
 
 def test_empty_visible_devices_are_kept(monkeypatch):
@@ -100,6 +100,6 @@ def test_at_its_start_a_process_takes_its_cores_and_dies_with_the_launcher():
         command, preexec_fn=resources.at_start([core]), capture_output=True, text=True, timeout=60, check=True
     )
     assert ended.stdout == f"{{{core}}} {int(signal.SIGKILL)}\n"
-    own = ctypes.c_int()
-    ctypes.CDLL(None).prctl(2, ctypes.byref(own))
-    assert own.value != signal.SIGKILL, "the launcher's own"
+    death_signal = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(death_signal))
+    assert death_signal.value != signal.SIGKILL, "the launcher's own"

@@ -37,14 +37,14 @@ def test_each_process_gets_its_own_rank_and_cores(script):
     )
     ended = tfdist("run", "-n", "2", "--output", "all", path, "--flag", "value")
     assert ended.returncode == 0, ended.stderr
-    found = sorted(json.loads(line.split("] ", 1)[1]) for line in ended.stdout.splitlines())
-    assert [entry[0] for entry in found] == [0, 1]
-    assert found[0][1] == ["--flag", "value"]
-    assert found[0][2] == found[1][2] != ""
-    clusters = [json.loads(entry[3])["cluster"] for entry in found]
+    entries = sorted(json.loads(line.split("] ", 1)[1]) for line in ended.stdout.splitlines())
+    assert [entry[0] for entry in entries] == [0, 1]
+    assert entries[0][1] == ["--flag", "value"]
+    assert entries[0][2] == entries[1][2] != ""
+    clusters = [json.loads(entry[3])["cluster"] for entry in entries]
     assert clusters[0] == clusters[1]
     if len(os.sched_getaffinity(0)) >= 2:
-        assert not set(found[0][4]) & set(found[1][4]), "two processes share a core"
+        assert not set(entries[0][4]) & set(entries[1][4]), "two processes share a core"
 
 
 def test_module_runs_with_all_cores(script, tmp_path):

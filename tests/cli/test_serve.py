@@ -13,12 +13,12 @@ JOBS = {"chief": ["host0:1"], "ps": ["host1:1", "host2:2"]}
 
 @pytest.fixture
 def served(monkeypatch):
-    found = []
+    clusters = []
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.setattr(serving, "serve_without_script", lambda cluster, timeouts: found.append(cluster))
+    monkeypatch.setattr(serving, "serve_without_script", lambda cluster, timeouts: clusters.append(cluster))
     for name in ("CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL"):
         monkeypatch.setenv(name, "")
-    return found
+    return clusters
 
 
 def test_task_is_read_from_tf_config(served, monkeypatch):
@@ -58,6 +58,6 @@ def test_a_worker_is_no_server(served, monkeypatch, capsys):
 def test_modules_are_imported_from_the_working_folder(served, monkeypatch, tmp_path):
     (tmp_path / "own_module_of_serve.py").write_text("VALUE = 1")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
     assert main.main(["serve", "--cluster", json.dumps(JOBS), "--import", "own_module_of_serve"]) == 0
     assert sys.modules.pop("own_module_of_serve").VALUE == 1

@@ -40,15 +40,15 @@ def command(*arguments, **settings):
 @contextlib.contextmanager
 def trained(keys=None):
     """Two workers have pushed, and the second one is gone."""
-    with serving(keys=keys) as server, connected(server, keys=keys) as one, connected(server, keys=keys) as other:
-        attach(one, 0)
-        attach(other, 1)
-        create(one)
+    with serving(keys=keys) as server, connected(server, keys=keys) as first, connected(server, keys=keys) as second:
+        attach(first, 0)
+        attach(second, 1)
+        create(first)
         for clock in range(3):
-            push(one, 0, clock, pulls=True)
-        push(other, 1)
+            push(first, 0, clock, pulls=True)
+        push(second, 1)
         server.lost(1)
-        yield server, one
+        yield server, first
 
 
 @pytest.mark.parametrize("secret", [b"", b"the job's secret"])
@@ -64,11 +64,11 @@ def test_workers_are_listed_in_a_table(secret):
 
 
 def test_rates_are_those_since_the_last_look():
-    with trained() as (_, one):
-        before, _ = one.request(Inspect)
+    with trained() as (_, worker):
+        before, _ = worker.request(Inspect)
         for clock in range(3, 13):
-            push(one, 0, clock)
-        now, _ = one.request(Inspect)
+            push(worker, 0, clock)
+        now, _ = worker.request(Inspect)
     with io.StringIO() as written:
         Console(file=written, width=120).print(status.rendered([now], [before], 2.0))
         text = written.getvalue()

@@ -78,8 +78,8 @@ def test_ctrl_c_prints_one_line_per_rank(tmp_path):
     assert launcher.returncode == 128 + signal.SIGINT, told
     lines = told.splitlines()
     for rank in range(2):
-        found = [line for line in lines if line.startswith(f"[rank {rank}]") and "training on 2" not in line]
-        assert len(found) == 1, told
-        assert re.search(rf"rank {rank} (was interrupted|ended) at {script}:\d+", found[0]), told
+        rank_lines = [line for line in lines if line.startswith(f"[rank {rank}]") and "training on 2" not in line]
+        assert len(rank_lines) == 1, told
+        assert re.search(rf"rank {rank} (was interrupted|ended) at {script}:\d+", rank_lines[0]), told
     assert lines[-1] == "tfdist run: ended by SIGINT (Ctrl-C), as were the processes."
     assert len(lines) == 4, told

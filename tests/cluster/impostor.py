@@ -39,8 +39,8 @@ class Impostor:
 def contact(answer, **timeouts):
     """A task's connection to an impostor."""
     server = Impostor(answer)
-    with contextlib.closing(server), contextlib.closing(control(server.address, 0, **timeouts)) as one:
-        yield one
+    with contextlib.closing(server), contextlib.closing(control(server.address, 0, **timeouts)) as client:
+        yield client
 
 
 def says(*messages):

@@ -181,17 +181,17 @@ def control(address: str, task: int, secret: bytes = SECRET, **timeouts: float) 
     return Control(address, claims_of(task), secret, Timeouts(**{"start": DEADLINE, **timeouts}))
 
 
-def enter_and_bind(one: Control, size: int) -> list[Any]:
+def enter_and_bind(client: Control, size: int) -> list[Any]:
     """Enters the job as one of its ranks; returns the number of each."""
-    one.enter()
-    return one.bind(one.task, size)
+    client.enter()
+    return client.bind(client.task, size)
 
 
 @contextlib.contextmanager
 def connected(address: str, size: int = 2) -> Iterator[list[Control]]:
     """All ranks of a job, once they depend on each other."""
     controls = [control(address, rank) for rank in range(size)]
-    entering = [threading.Thread(target=enter_and_bind, args=(one, size), daemon=True) for one in controls]
+    entering = [threading.Thread(target=enter_and_bind, args=(client, size), daemon=True) for client in controls]
     for thread in entering:
         thread.start()
     try:
@@ -200,5 +200,5 @@ def connected(address: str, size: int = 2) -> Iterator[list[Control]]:
             assert not thread.is_alive()
         yield controls
     finally:
-        for one in controls:
-            one.close()
+        for client in controls:
+            client.close()

@@ -28,10 +28,10 @@ def job():
     ],
 )
 def test_refused_task_raises_with_the_reason(job, secret, digest, words):
-    one = control(job.address, 0, secret)
-    one.claims = claims_of(0, digest=digest)
-    with contextlib.closing(one), pytest.raises(RendezvousError, match=words):
-        one.enter()
+    client = control(job.address, 0, secret)
+    client.claims = claims_of(0, digest=digest)
+    with contextlib.closing(client), pytest.raises(RendezvousError, match=words):
+        client.enter()
 
 
 def test_two_tasks_of_one_index(job):
@@ -57,8 +57,8 @@ def test_two_tasks_of_one_index(job):
     ],
 )
 def test_invalid_or_unproven_server_answer_raises(answer, words):
-    with contact(answer) as one, pytest.raises(RendezvousError, match=words):
-        one.enter()
+    with contact(answer) as client, pytest.raises(RendezvousError, match=words):
+        client.enter()
 
 
 def test_the_secret_does_not_cross_the_wire():
@@ -68,8 +68,8 @@ def test_the_secret_does_not_cross_the_wire():
         connection.sendall(challenge())
         heard.append(lines.readline())
 
-    with contact(answer, start=0.2) as one, pytest.raises(RendezvousError):
-        one.enter()
+    with contact(answer, start=0.2) as client, pytest.raises(RendezvousError):
+        client.enter()
     assert heard
     for line in heard:
         assert set(json.loads(line)) == {"type", "claims", "nonce", "proof"}
@@ -79,10 +79,10 @@ def test_the_secret_does_not_cross_the_wire():
 def test_unreachable_server_raises_after_start_timeout():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-    with contextlib.closing(control(address, 1, start=0.15)) as one:
+    with contextlib.closing(control(address, 1, start=0.15)) as client:
         words = r"could not be reached within 0.15 s \(.*refused\). Missing: the chief"
         with pytest.raises(RendezvousError, match=words):
-            one.enter()
+            client.enter()
 
 
 def test_failed_handshake_is_retried_until_start_timeout():
@@ -93,6 +93,6 @@ def test_failed_handshake_is_retried_until_start_timeout():
         connections.append(connection)
 
     words = r"within 0.35 s \(the handshake failed: "
-    with contact(answer, start=0.35) as one, pytest.raises(RendezvousError, match=words):
-        one.enter()
+    with contact(answer, start=0.35) as client, pytest.raises(RendezvousError, match=words):
+        client.enter()
     assert len(connections) >= 2

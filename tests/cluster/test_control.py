@@ -44,12 +44,12 @@ def job():
         yield server
 
 
-def failure_of(one):
+def failure_of(client):
     """Why a task's job cannot go on, as soon as it knows."""
     failed = threading.Event()
-    one.when_failed(lambda error: failed.set())
+    client.when_failed(lambda error: failed.set())
     assert failed.wait(DEADLINE)
-    return one.failure
+    return client.failure
 
 
 def raised(work):
@@ -84,17 +84,17 @@ def test_all_ranks_wait_for_each_other():
     with serving(3) as job:
         controls = [control(job.address, rank) for rank in range(3)]
         try:
-            assert on_all(controls, lambda one, rank: enter_and_bind(one, 3)) == [[0, 1, 2]] * 3
-            assert {one.job for one in controls} == {job.server.job.name}
+            assert on_all(controls, lambda task, rank: enter_and_bind(task, 3)) == [[0, 1, 2]] * 3
+            assert {client.job for client in controls} == {job.server.job.name}
         finally:
-            for one in controls:
-                one.close()
+            for client in controls:
+                client.close()
 
 
 def test_waiting_rank_raises_when_the_chief_dies_before_start():
-    with serving(3) as job, contextlib.closing(control(job.address, 1)) as one:
+    with serving(3) as job, contextlib.closing(control(job.address, 1)) as client:
         joining = []
-        thread = threading.Thread(target=lambda: joining.append(raised(lambda: enter_and_bind(one, 3))))
+        thread = threading.Thread(target=lambda: joining.append(raised(lambda: enter_and_bind(client, 3))))
         thread.start()
         with enter(job.address, 0) as chief:
             while chief.wait_for(messages.MissingTasks).tasks != ("worker 2 (host2:2222)",):
@@ -106,9 +106,9 @@ def test_waiting_rank_raises_when_the_chief_dies_before_start():
 
 
 def test_refusals_are_logged_once_with_the_missing_tasks(job, caplog):
-    with contextlib.closing(control(job.address, 0)) as one:
-        one.enter()
-        thread = threading.Thread(target=one.bind, args=(0, 2))
+    with contextlib.closing(control(job.address, 0)) as chief:
+        chief.enter()
+        thread = threading.Thread(target=chief.bind, args=(0, 2))
         thread.start()
         for _ in range(2):
             with Task(job.address) as stranger:
@@ -127,49 +127,51 @@ def test_refusals_are_logged_once_with_the_missing_tasks(job, caplog):
 
 
 def test_gather_orders_values_and_published_values_are_found(job):
-    def work(one, rank):
-        gathered = one.gather("places", {"rank": rank}, (1, 0))
+    def work(client, rank):
+        gathered = client.gather("places", {"rank": rank}, (1, 0))
         if rank == 0:
-            one.publish("card", "of 0")
-        one.barrier("put", (0, 1))
-        return gathered, one.look_up("card")
+            client.publish("card", "of 0")
+        client.barrier("put", (0, 1))
+        return gathered, client.look_up("card")
 
     with connected(job.address) as controls:
         assert on_all(controls, work) == [([{"rank": 1}, {"rank": 0}], "of 0")] * 2
 
 
 def test_a_value_is_waited_for(job):
-    with connected(job.address) as (one, other):
-        found = []
-        thread = threading.Thread(target=lambda: found.append(one.look_up("address")))
+    with connected(job.address) as (reader, publisher):
+        values = []
+        thread = threading.Thread(target=lambda: values.append(reader.look_up("address")))
         thread.start()
-        other.publish("address", "tcp://127.0.0.1:5")
+        publisher.publish("address", "tcp://127.0.0.1:5")
         thread.join(DEADLINE)
-        assert found == ["tcp://127.0.0.1:5"]
+        assert values == ["tcp://127.0.0.1:5"]
         with pytest.raises(RequestTimeoutError):
-            one.look_up("nobody's", timeout=0.05)
+            reader.look_up("nobody's", timeout=0.05)
 
 
 def test_gather_with_a_failed_task_raises(job):
-    with connected(job.address) as (one, _), enter_evaluator(job) as evaluator:
+    with connected(job.address) as (client, _), enter_evaluator(job) as evaluator:
         evaluator.say(messages.ReportFailure("ValueError: no", mismatch=False))
         with pytest.raises(RendezvousError, match="evaluator 0, process 1000 on hostNone, failed: ValueError: no"):
-            one.gather("values", None, (0, evaluator.number))
+            client.gather("values", None, (0, evaluator.number))
 
 
 def test_concurrent_requests_get_their_own_replies(job):
     """Each gets the answer to its own question."""
-    with connected(job.address) as (one, _):
+    with connected(job.address) as (client, _):
         for number in range(20):
-            one.publish(str(number), str(number))
-        found = on_all([one] * 20, lambda one, number: one.look_up(str(number)))
-        assert found == [str(number) for number in range(20)]
+            client.publish(str(number), str(number))
+        replies = on_all([client] * 20, lambda requester, number: requester.look_up(str(number)))
+        assert replies == [str(number) for number in range(20)]
 
 
 def test_ask_passes_the_reply_to_a_callback(job):
     answers, came = [], threading.Event()
-    with connected(job.address) as (one, _):
-        one.ask(lambda number: GetValue(number, "none", wait=False), lambda value: (answers.append(value), came.set()))
+    with connected(job.address) as (client, _):
+        client.ask(
+            lambda number: GetValue(number, "none", wait=False), lambda value: (answers.append(value), came.set())
+        )
         assert came.wait(DEADLINE)
         assert answers == [None]
 
@@ -181,8 +183,8 @@ def alone(number):
 
 def test_no_answer_in_time(job):
     words = "no answer to GatherValues.*'alone'.* within 0.05 s"
-    with connected(job.address) as (one, _), pytest.raises(RequestTimeoutError, match=words):
-        one.request(alone, timeout=0.05)
+    with connected(job.address) as (client, _), pytest.raises(RequestTimeoutError, match=words):
+        client.request(alone, timeout=0.05)
 
 
 def test_late_callback_can_abort_a_request(job, monkeypatch):
@@ -194,8 +196,8 @@ def test_late_callback_can_abort_a_request(job, monkeypatch):
         if len(waited) == 3:
             raise TfdistError("enough")
 
-    with connected(job.address) as (one, _), pytest.raises(TfdistError, match="enough"):
-        one.request(alone, late=late)
+    with connected(job.address) as (client, _), pytest.raises(TfdistError, match="enough"):
+        client.request(alone, late=late)
     assert waited == sorted(waited)
 
 
@@ -203,20 +205,20 @@ def test_late_callback_can_abort_a_request(job, monkeypatch):
 
 
 def test_peer_death_fails_the_job_and_pending_requests(job):
-    with contextlib.closing(control(job.address, 0)) as one:
-        thread = threading.Thread(target=enter_and_bind, args=(one, 2))
+    with contextlib.closing(control(job.address, 0)) as survivor:
+        thread = threading.Thread(target=enter_and_bind, args=(survivor, 2))
         thread.start()
         with enter(job.address, 1) as other:
             other.say(messages.GatherValues(1, "bind", (0, 1), None, binds=True))
             thread.join(DEADLINE)
-            assert one.failure is None
+            assert survivor.failure is None
             asking = []
-            waiting = threading.Thread(target=lambda: asking.append(raised(lambda: one.barrier("b", (0, 1)))))
+            waiting = threading.Thread(target=lambda: asking.append(raised(lambda: survivor.barrier("b", (0, 1)))))
             waiting.start()
             other.close()
-        failure = failure_of(one)
+        failure = failure_of(survivor)
         assert isinstance(failure, PeerLostError)
-        assert one.peer_died
+        assert survivor.peer_died
         assert str(failure) == (
             "rank 1, worker 1 (host1:2222), process 1001 on host1, died "
             "(its connection closed before its script had ended)."
@@ -224,17 +226,17 @@ def test_peer_death_fails_the_job_and_pending_requests(job):
         waiting.join(DEADLINE)
         assert asking[0] is failure, "who waits for an answer is told"
         with pytest.raises(PeerLostError):
-            one.barrier("another", (0, 1))
+            survivor.barrier("another", (0, 1))
 
 
 def test_reported_failure_fails_the_job_on_all_ranks(job):
     with connected(job.address) as (first, second):
         second.tell_failure(ValueError("no"))
-        for one in (first, second):
-            failure = failure_of(one)
+        for client in (first, second):
+            failure = failure_of(client)
             assert isinstance(failure, PeerLostError)
             assert str(failure).endswith("process 1001 on host1, failed: ValueError: no")
-            assert not one.peer_died
+            assert not client.peer_died
 
 
 def test_tfdist_error_is_forwarded_without_class_name_and_shortened(job):
@@ -248,22 +250,22 @@ def test_tfdist_error_is_forwarded_without_class_name_and_shortened(job):
 def test_mismatch_error_reaches_all_ranks(job):
     with connected(job.address) as (first, second):
         first.tell_failure(MismatchError("ranks differ in sum"))
-        for one in (first, second):
-            failure = failure_of(one)
+        for client in (first, second):
+            failure = failure_of(client)
             assert isinstance(failure, MismatchError)
             assert str(failure) == "ranks differ in sum"
 
 
 def test_the_first_reason_counts(job):
-    with connected(job.address) as (one, _):
-        one.fail(TfdistError("first"))
-        one.fail(TfdistError("second"))
-        assert str(one.failure) == "first"
+    with connected(job.address) as (client, _):
+        client.fail(TfdistError("first"))
+        client.fail(TfdistError("second"))
+        assert str(client.failure) == "first"
         heard = []
-        one.when_failed(lambda error: heard.append(str(error)))
+        client.when_failed(lambda error: heard.append(str(error)))
         assert heard == ["first"], "at once"
-        one.when_failed(None)
-        one.fail(TfdistError("third"))
+        client.when_failed(None)
+        client.fail(TfdistError("third"))
         assert heard == ["first"]
 
 
@@ -271,7 +273,7 @@ def test_all_ranks_leave_and_the_server_ends(job):
     with connected(job.address) as (first, second):
         second.leave(None, {0: 7})
         first.leave(None, {0: 7})
-        on_all([first, second], lambda one, rank: one.end(DEADLINE))
+        on_all([first, second], lambda client, rank: client.end(DEADLINE))
         assert first._all_ended
         assert second._all_ended
         assert first.departed[1] == {0: 7}
@@ -301,11 +303,11 @@ def test_leaving_with_an_error_fails_the_other_ranks(job):
 
 
 def test_lost_server_is_reported_as_killed(job):
-    with connected(job.address) as (one, _):
+    with connected(job.address) as (client, _):
         job.close()
-        assert "is gone: its process, on the chief's machine, was killed" in str(failure_of(one))
-        assert one.peer_died
-        one.send(Ping())  # what cannot be sent is lost
+        assert "is gone: its process, on the chief's machine, was killed" in str(failure_of(client))
+        assert client.peer_died
+        client.send(Ping())  # what cannot be sent is lost
 
 
 def admitted(then):
@@ -334,9 +336,9 @@ def test_invalid_server_message_fails_the_job(line):
                 heard.append(message)
                 came.set()
 
-    with contact(admitted(then)) as one:
-        enter_and_bind(one, 1)
-        assert "sent an invalid message" in str(failure_of(one))
+    with contact(admitted(then)) as client:
+        enter_and_bind(client, 1)
+        assert "sent an invalid message" in str(failure_of(client))
         assert came.wait(DEADLINE)
         assert isinstance(heard[0], messages.ReportFailure), "the others are told"
 
@@ -349,20 +351,20 @@ def test_a_silent_server_is_lost(monkeypatch):
         for line in lines:
             pings.append(messages.from_task(line))
 
-    with contact(admitted(then), heartbeat=0.1) as one:
-        enter_and_bind(one, 1)
-        assert "gave no sign of life for" in str(failure_of(one))
+    with contact(admitted(then), heartbeat=0.1) as client:
+        enter_and_bind(client, 1)
+        assert "gave no sign of life for" in str(failure_of(client))
     assert Ping() in pings
 
 
 def test_ctrl_c_ends_the_job(job):
     """Noticed by the thread, whatever the main thread does."""
-    with connected(job.address) as (one, other):
-        assert one._channel._interrupts.active
-        assert not other._channel._interrupts.active, "a process has one of them"
+    with connected(job.address) as (first, second):
+        assert first._channel._interrupts.active
+        assert not second._channel._interrupts.active, "a process has one of them"
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        assert str(failure_of(one)) == "interrupted (Ctrl-C)"
+        assert str(failure_of(first)) == "interrupted (Ctrl-C)"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -397,18 +399,18 @@ class Watcher:
 
 
 def test_the_death_of_a_task_without_a_rank_is_an_event(job):
-    with connected(job.address) as (one, _):
+    with connected(job.address) as (client, _):
         watcher = Watcher()
-        one.watch(watcher)
+        client.watch(watcher)
         for _ in range(2):
             with enter_evaluator(job) as evaluator:
                 assert watcher.next() == ("came", evaluator.number)
-                assert one.present[evaluator.number] == "evaluator 0"
+                assert client.present[evaluator.number] == "evaluator 0"
             kind, number, why = watcher.next()
             assert (kind, number) == ("lost", evaluator.number)
             assert why.startswith("evaluator 0, process 1000 on hostNone, died")
-            assert evaluator.number not in one.present
-        assert one.failure is None
+            assert evaluator.number not in client.present
+        assert client.failure is None
 
 
 def test_a_task_without_a_rank_outlives_the_job(job):
@@ -421,9 +423,9 @@ def test_a_task_without_a_rank_outlives_the_job(job):
         assert watcher.next() == ("came", evaluator.task)
         with connected(job.address) as ranks:
             assert sorted(watcher.next() for _ in range(2)) == [("came", 0), ("came", 1)]
-            for one in ranks:
-                one.leave(None, {})
-            on_all(ranks, lambda one, rank: one.end(DEADLINE))
+            for client in ranks:
+                client.leave(None, {})
+            on_all(ranks, lambda task, rank: task.end(DEADLINE))
         assert watcher.next() == ("over",)
         assert job.ends_by_itself()
         assert evaluator.failure is None
@@ -456,10 +458,10 @@ def test_resumed_process_learns_that_others_consider_it_lost(bound, what_to_do):
         why = "worker 0 gave no sign of life for 9 s: it is stopped."
         connection.sendall(messages.encode(messages.TaskLost(0, why, died=True, bound=bound)))
 
-    with contact(admitted(then)) as one:
-        enter_and_bind(one, 1)
+    with contact(admitted(then)) as client:
+        enter_and_bind(client, 1)
         expected = f"it is stopped. The other tasks consider this process, task 0, lost: {what_to_do}"
-        assert expected in str(failure_of(one))
+        assert expected in str(failure_of(client))
 
 
 class Listener:
@@ -496,21 +498,21 @@ def logged():
 
 def test_attendant_receives_join_invite_and_stall_messages(job, logged):
     with connected(job.address) as controls:
-        first, second = (Listener(one) for one in controls)
-        for one in (first, second):
-            one.control.attend(one)
+        first, second = (Listener(participant) for participant in controls)
+        for participant in (first, second):
+            participant.control.attend(participant)
         second.control.send(Join({0: 2}))
         assert first.came.acquire(timeout=DEADLINE)
         first.control.send(Invite((1,), CollectiveCall("sum", 0, 2, None), StandIn("barrier")))
         for _ in range(2):
             assert second.came.acquire(timeout=DEADLINE)
         first.control.send(Stalled(60))
-        for one in (first, second):
-            assert one.came.acquire(timeout=DEADLINE)
+        for participant in (first, second):
+            assert participant.came.acquire(timeout=DEADLINE)
         assert "a rank has waited for more than 60 s" in logged.get(timeout=DEADLINE).getMessage()
         first.control.send(Join({0: 3}))
-        for one in (first, second):
-            assert one.came.acquire(timeout=DEADLINE)
+        for participant in (first, second):
+            assert participant.came.acquire(timeout=DEADLINE)
     joined = ("joined", {1: {0: 2}})
     assert first.heard == [joined, ("report",), ("all joined", 0, {})]
     assert second.heard == [joined, ("invited", "sum"), ("report",), ("all joined", 0, {})]

@@ -20,11 +20,11 @@ def resolver(jobs, job, index):
 
 
 def test_resolver_of_tf_config():
-    found = resolver({"master": ["grpc://a:1"], "worker": {"0": "b:1", "3": "c:1"}, "ps": []}, "worker", "3")
-    assert (found.task_type, found.task_id, found.rpc_layer) == ("worker", 3, "grpc")
-    assert found.cluster_spec().as_dict() == {"master": ["a:1"], "worker": {0: "b:1", 3: "c:1"}}
-    assert found.master("worker", 3) == "grpc://c:1"
-    assert spec.from_resolver(found) == spec.from_resolver(resolver(found.cluster_spec().as_dict(), "worker", 3))
+    resolved = resolver({"master": ["grpc://a:1"], "worker": {"0": "b:1", "3": "c:1"}, "ps": []}, "worker", "3")
+    assert (resolved.task_type, resolved.task_id, resolved.rpc_layer) == ("worker", 3, "grpc")
+    assert resolved.cluster_spec().as_dict() == {"master": ["a:1"], "worker": {0: "b:1", 3: "c:1"}}
+    assert resolved.master("worker", 3) == "grpc://c:1"
+    assert spec.from_resolver(resolved) == spec.from_resolver(resolver(resolved.cluster_spec().as_dict(), "worker", 3))
 
 
 def test_invalid_resolver_raises_type_error():
@@ -33,15 +33,15 @@ def test_invalid_resolver_raises_type_error():
 
 
 def test_resolver_of_an_evaluator():
-    found = resolver({"worker": ["a:1"], "evaluator": ["b:1"]}, "evaluator", 0)
-    assert (found.task_type, found.task_id) == ("evaluator", 0)
-    assert found.cluster_spec().as_dict() == {"worker": ["a:1"], "evaluator": ["b:1"]}
+    resolved = resolver({"worker": ["a:1"], "evaluator": ["b:1"]}, "evaluator", 0)
+    assert (resolved.task_type, resolved.task_id) == ("evaluator", 0)
+    assert resolved.cluster_spec().as_dict() == {"worker": ["a:1"], "evaluator": ["b:1"]}
 
 
 def test_resolver_of_a_process_alone():
-    found = discovery.resolver_of(discovery.discover(None))
-    assert (found.task_type, found.task_id) == (None, None)
-    assert not found.cluster_spec()
+    resolved = discovery.resolver_of(discovery.discover(None))
+    assert (resolved.task_type, resolved.task_id) == (None, None)
+    assert not resolved.cluster_spec()
 
 
 def test_strategy_exposes_its_cluster_resolver():

@@ -50,13 +50,13 @@ class Job:
 
     def answer(self, task, request):
         """The value of a reply; None if there is none yet."""
-        found = [one for one in self.told[task] if isinstance(one, Reply) and one.id == request]
-        assert len(found) < 2
-        assert not found or found[0].error is None, found
-        return found[0].value if found else None
+        replies = [message for message in self.told[task] if isinstance(message, Reply) and message.id == request]
+        assert len(replies) < 2
+        assert not replies or replies[0].error is None, replies
+        return replies[0].value if replies else None
 
     def is_answered(self, task, request):
-        return any(isinstance(one, Reply) and one.id == request for one in self.told[task])
+        return any(isinstance(message, Reply) and message.id == request for message in self.told[task])
 
     def meets(self, task, request):
         """Those that a task meets, or None if the round has not begun."""
@@ -92,7 +92,7 @@ def test_without_a_chief_another_task_begins_after_a_while(is_there, seconds):
     if not is_there:
         job.quorums.gone(0, lost=True)
     requests = {task: job.enlist(task) for task in (2, 1)}
-    assert [one[0] for one in job.running] == [seconds]
+    assert [timer[0] for timer in job.running] == [seconds]
     job.expire()
     assert job.answer(1, requests[1])["source"] is None
     assert job.answer(2, requests[2])["source"] == 1
@@ -117,7 +117,7 @@ def test_a_round_begins_when_all_that_are_awaited_are_ready():
 def test_quorum_starts_after_grace_and_late_task_gets_new_state():
     job = Job().begun(0, 1, 2)
     requests = [job.ready(task) for task in (0, 1)]
-    assert [one[0] for one in job.running] == [GRACE]
+    assert [timer[0] for timer in job.running] == [GRACE]
     job.expire()
     assert job.meets(0, requests[0]) == job.meets(1, requests[1]) == [0, 1]
     during = job.ready(2)
@@ -191,7 +191,7 @@ def test_partners_of_which_nothing_comes_are_left_out():
         job.ready(task)
     job.quorums.heard(0, ContributionsMissing("a", 1, (2,)))
     job.quorums.heard(1, ContributionsMissing("a", 1, (2,)))
-    assert [one for one in job.told[1] if isinstance(one, MeetingAborted)] == [MeetingAborted("a", 1)]
+    assert [message for message in job.told[1] if isinstance(message, MeetingAborted)] == [MeetingAborted("a", 1)]
     again = job.ready(2)
     requests = [job.ready(task) for task in (0, 1)]
     assert job.meets(0, requests[0]) == [0, 1]
@@ -211,7 +211,7 @@ def test_a_partner_that_does_not_have_everything_in_time_is_left_out():
     requests = [job.ready(task) for task in (0, 1)]
     assert job.meets(0, requests[0]) == [0, 1]
     job.expire()
-    assert [one for one in job.told[0] if isinstance(one, MeetingAborted)] == [MeetingAborted("a", 1)], (
+    assert [message for message in job.told[0] if isinstance(message, MeetingAborted)] == [MeetingAborted("a", 1)], (
         "the first time is over"
     )
     job.have(0, 2)
@@ -225,7 +225,7 @@ def test_task_needed_for_the_quorum_is_not_excluded():
     job.have(0, 1)
     job.quorums.heard(0, ContributionsMissing("a", 1, (1,)))
     job.expire()
-    assert not [one for one in job.told[0] if isinstance(one, MeetingAborted)]
+    assert not [message for message in job.told[0] if isinstance(message, MeetingAborted)]
     assert job.answer(1, job.have(1, 1))["counts"]
 
 
@@ -303,11 +303,11 @@ def test_task_with_different_checksum_restores_the_first_tasks_state():
 
 def test_diverged_task_is_awaited_for_the_grace_only():
     job = Job(quorum=1).begun(0, 1)
-    own = job.ready(0)
+    request = job.ready(0)
     job.ready(1, checksum=2)
-    assert job.meets(0, own) is None
+    assert job.meets(0, request) is None
     job.expire()
-    assert job.meets(0, own) == [0]
+    assert job.meets(0, request) == [0]
 
 
 def test_replaced_state_becomes_the_newest():
@@ -333,7 +333,7 @@ def test_replaced_state_aborts_the_running_round():
 def test_different_settings_are_refused():
     job = Job().begun(0)
     number = job.enlist(1, settings="others")
-    refused = [one for one in job.told[1] if one.id == number]
+    refused = [message for message in job.told[1] if message.id == number]
     assert "task 1 has quorum=2, grace=5, others; the others have quorum=2, grace=5, alike" in refused[0].error
 
 
@@ -410,11 +410,11 @@ def test_finished_task_gets_the_state_of_the_last_round():
         job.have(task, attempt)
     assert job.is_answered(0, first)
     others = [(task, job.hear(task, FitEnded, 0, ("a",))) for task in (1, 2)]
-    assert not any(job.is_answered(*one) for one in others), "task 0 looks for the newest state next"
+    assert not any(job.is_answered(*request) for request in others), "task 0 looks for the newest state next"
     assert job.answer(0, job.enlist(0, 0)) == {"round": 1, "source": 1, "address": "host1:1"}
-    assert not any(job.is_answered(*one) for one in others)
+    assert not any(job.is_answered(*request) for request in others)
     assert job.answer(0, job.enlist(0, 1))["source"] is None
-    assert all(job.is_answered(*one) for one in others)
+    assert all(job.is_answered(*request) for request in others)
 
 
 def test_excluded_task_ends_when_others_have_ended_fit():
@@ -430,13 +430,13 @@ def test_excluded_task_ends_when_others_have_ended_fit():
     assert MeetingAborted("a", 1) in job.told[2]
     job.enlist(0, 0)  # it looks for a newer state, and is awaited then
     others = [(task, job.ready(task, fit=0)) for task in (2, 1)]
-    assert not any(job.is_answered(*one) for one in others)
+    assert not any(job.is_answered(*entry) for entry in others)
     job.hear(0, FitEnded, 0, ("a",))
     for task, request in others:
         assert job.answer(task, request)["over"]
     job.quorums.gone(0, lost=False)
     job.quorums.gone(1, lost=False)
-    assert len([one for one in job.told[2] if isinstance(one, Reply)]) == 4, "nothing comes of it later"
+    assert len([entry for entry in job.told[2] if isinstance(entry, Reply)]) == 4, "nothing comes of it later"
 
 
 def test_outdated_tasks_do_not_wait_for_each_other():

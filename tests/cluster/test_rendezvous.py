@@ -12,9 +12,9 @@ from tfdist.errors import RendezvousError
 def close():
     """Closes sockets at the end."""
     opened = []
-    yield lambda one: (opened.append(one), one)[1]
-    for one in opened:
-        one.close()
+    yield lambda connection: (opened.append(connection), connection)[1]
+    for opened_socket in opened:
+        opened_socket.close()
 
 
 def test_listens_at_the_address(close):

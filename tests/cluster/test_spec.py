@@ -113,11 +113,11 @@ def test_addresses_may_be_keyed_by_index():
 
 
 def test_digest_tells_clusters_apart():
-    one, same, other = (
+    digest, same, other = (
         spec.from_tf_config(config({"worker": addresses}, index=index)).digest()
         for addresses, index in ((["a:1", "b:1"], 0), (["a:1", "b:1"], 1), (["a:1", "b:2"], 0))
     )
-    assert one == same != other
+    assert digest == same != other
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_split_address_handles_ipv6():
 
 
 def test_elastic_and_fixed_clusters_have_different_digests():
-    one = spec.from_jobs({"worker": ["a:1", "b:1"]}, "worker", 0, "test")
-    other = dataclasses.replace(one, has_elastic_workers=True)
-    assert (one.is_elastic, other.is_elastic) == (False, True)
-    assert one.digest() != other.digest()
+    fixed = spec.from_jobs({"worker": ["a:1", "b:1"]}, "worker", 0, "test")
+    elastic = dataclasses.replace(fixed, has_elastic_workers=True)
+    assert (fixed.is_elastic, elastic.is_elastic) == (False, True)
+    assert fixed.digest() != elastic.digest()

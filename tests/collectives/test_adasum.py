@@ -8,10 +8,10 @@ from tfdist.collectives import adasum
 SIZES = [5, 0, 40_000]
 
 
-def pair(one, other):
+def pair(left, right):
     """By the formula, in float64."""
-    product, first, second = one @ other, one @ one, other @ other
-    return (1 - product / (2 * first) if first else 1) * one + (1 - product / (2 * second) if second else 1) * other
+    product, first, second = left @ right, left @ left, right @ right
+    return (1 - product / (2 * first) if first else 1) * left + (1 - product / (2 * second) if second else 1) * right
 
 
 def expected(vectors):
@@ -26,15 +26,15 @@ def expected(vectors):
 
 def results(vectors, sizes=None, in_place=False, **world):
     given = [vector.copy() for vector in vectors]
-    found = given if in_place else [np.full_like(vector, np.nan) for vector in vectors]
+    outputs = given if in_place else [np.full_like(vector, np.nan) for vector in vectors]
 
     def plan(rank):
-        return adasum.all_reduce(found[rank], sizes or [found[rank].size], None if in_place else given[rank])
+        return adasum.all_reduce(outputs[rank], sizes or [outputs[rank].size], None if in_place else given[rank])
 
     simulate(len(vectors), plan, **world)
     if not in_place:
         np.testing.assert_array_equal(given, vectors)
-    return found
+    return outputs
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8])
@@ -45,8 +45,8 @@ def test_each_tensor_is_combined_by_itself(size, in_place):
     wanted = np.concatenate(
         [expected(list(parts)) for parts in zip(*(np.split(v, [5, 5]) for v in vectors), strict=True)]
     )
-    for found in results(vectors, SIZES, in_place, segment_bytes=1000):
-        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+    for result in results(vectors, SIZES, in_place, segment_bytes=1000):
+        np.testing.assert_allclose(result, wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
@@ -63,17 +63,17 @@ def test_all_ranks_have_the_same_bits(size, dtype):
 
 def test_equal_gradients_are_averaged_and_orthogonal_ones_added():
     same = np.array([3.0, -4.0])
-    for found in results([same] * 4):
-        np.testing.assert_allclose(found, same)
-    for found in results([np.array([1.0, 0.0, 0.0]), np.array([0.0, 2.0, 0.0])]):
-        np.testing.assert_allclose(found, [1, 2, 0])
-    for found in results([np.zeros(2), same, np.zeros(2)]):
-        np.testing.assert_allclose(found, same)
+    for result in results([same] * 4):
+        np.testing.assert_allclose(result, same)
+    for result in results([np.array([1.0, 0.0, 0.0]), np.array([0.0, 2.0, 0.0])]):
+        np.testing.assert_allclose(result, [1, 2, 0])
+    for result in results([np.zeros(2), same, np.zeros(2)]):
+        np.testing.assert_allclose(result, same)
 
 
 def test_infinity_gives_a_non_finite_result():
-    for found in results([np.array([1.0, np.inf]), np.array([1.0, 2.0])]):
-        assert not np.isfinite(found).all()
+    for result in results([np.array([1.0, np.inf]), np.array([1.0, 2.0])]):
+        assert not np.isfinite(result).all()
 
 
 def test_integers_and_wrong_sizes_raise():
@@ -88,5 +88,5 @@ def test_integers_and_wrong_sizes_raise():
 )
 def test_squares_beyond_dtype_range_do_not_distort_the_result(value, dtype):
     vector = np.full(3, value, dtype)
-    for found in results([vector] * 2):
-        np.testing.assert_allclose(found, vector, rtol=1e-3)
+    for result in results([vector] * 2):
+        np.testing.assert_allclose(result, vector, rtol=1e-3)

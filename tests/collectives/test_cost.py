@@ -21,13 +21,13 @@ def test_ring_on_one_machine_is_the_formula(size):
 
 @pytest.mark.parametrize(("size", "rounds"), [(2, 1), (4, 2), (8, 3)])
 def test_powers_of_two_are_the_formulas(size, rounds):
-    one = model([0] * size)
+    cost_model = model([0] * size)
     exchanged, added = MIB * 1e-10, MIB * 1e-10
-    assert one.seconds("butterfly", MIB) == pytest.approx(rounds * (1e-6 + exchanged + added))
-    assert one.seconds("tree", MIB) == pytest.approx(rounds * (2e-6 + 2 * exchanged + added))
-    assert one.seconds("naive", MIB) == pytest.approx((size - 1) * (1e-6 + exchanged + added))
+    assert cost_model.seconds("butterfly", MIB) == pytest.approx(rounds * (1e-6 + exchanged + added))
+    assert cost_model.seconds("tree", MIB) == pytest.approx(rounds * (2e-6 + 2 * exchanged + added))
+    assert cost_model.seconds("naive", MIB) == pytest.approx((size - 1) * (1e-6 + exchanged + added))
     part = (size - 1) / size
-    assert one.seconds("reduce_scatter_gather", MIB) == pytest.approx(
+    assert cost_model.seconds("reduce_scatter_gather", MIB) == pytest.approx(
         rounds * 2e-6 + 2 * part * exchanged + part * added
     )
 

@@ -29,7 +29,7 @@ def any_bits(size, dtype):
     """Vectors of random bits, half of them zeros, infinities and NaN of both signs; at addresses of any alignment."""
     generator = np.random.default_rng(size)
     itemsize = np.dtype(dtype).itemsize
-    found = []
+    vectors = []
     for rank in range(size):
         room = generator.integers(0, 256, (LENGTH + 64) * itemsize, np.uint8)
         start = itemsize * (rank * 5 % 7)
@@ -39,8 +39,8 @@ def any_bits(size, dtype):
             odd = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1.0, -1.0], np.float32).astype(part.dtype)
             chosen = generator.random(part.size) < 0.5
             part[chosen] = odd[generator.integers(0, len(odd), chosen.sum())]
-        found.append(vector)
-    return found
+        vectors.append(vector)
+    return vectors
 
 
 def takes(ufunc, dtype):

@@ -23,9 +23,9 @@ def transferred(array, take=None, **world):
 @pytest.mark.parametrize("dtype", ["bool", "int64", "float16", "complex64", ml_dtypes.bfloat16])
 def test_received_array_equals_the_sent_one(shape, dtype):
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-    found, _ = transferred(array)
-    assert (found.shape, found.dtype) == (array.shape, array.dtype)
-    np.testing.assert_array_equal(found, array)
+    received, _ = transferred(array)
+    assert (received.shape, received.dtype) == (array.shape, array.dtype)
+    np.testing.assert_array_equal(received, array)
 
 
 def test_array_lies_in_the_memory_that_is_taken():
@@ -35,9 +35,9 @@ def test_array_lies_in_the_memory_that_is_taken():
         memory.append(np.full(nbytes, 255, np.uint8))
         return memory[-1]
 
-    found, _ = transferred(np.ones((3, 4), np.float32), take)
-    assert [one.nbytes for one in memory] == [48]
-    assert np.shares_memory(found, memory[0])
+    received, _ = transferred(np.ones((3, 4), np.float32), take)
+    assert [buffer.nbytes for buffer in memory] == [48]
+    assert np.shares_memory(received, memory[0])
 
 
 def test_shape_and_elements_are_sent_as_two_messages():
@@ -50,16 +50,16 @@ def test_shape_and_elements_are_sent_as_two_messages():
 
 def test_long_array_is_sent_in_segments():
     array = np.arange(1001, dtype=np.float64).reshape(7, 143)
-    found, source = transferred(array, segment_bytes=1000)
-    np.testing.assert_array_equal(found, array)
+    received, source = transferred(array, segment_bytes=1000)
+    np.testing.assert_array_equal(received, array)
     assert source.messages_sent == 1 + 9
 
 
 def test_array_is_only_read():
     array = np.arange(6.0).reshape(2, 3)
     array.flags.writeable = False
-    found, _ = transferred(array)
-    np.testing.assert_array_equal(found, array)
+    received, _ = transferred(array)
+    np.testing.assert_array_equal(received, array)
 
 
 def test_several_at_once_arrive_in_order():
@@ -68,14 +68,14 @@ def test_several_at_once_arrive_in_order():
 
     def plan(rank):
         def schedule(comm, tag):
-            found = []
+            returned = []
             for array in arrays:
-                one = send(array) if rank == SOURCE else receive(1, array.dtype, lambda n: np.empty(n, np.uint8))
-                found.append((yield from one(comm, tag)))
-            return found
+                transfer = send(array) if rank == SOURCE else receive(1, array.dtype, lambda n: np.empty(n, np.uint8))
+                returned.append((yield from transfer(comm, tag)))
+            return returned
 
         return schedule
 
     results, _ = simulate(2, plan)
-    for found, array in zip(results[DESTINATION], arrays, strict=True):
-        np.testing.assert_array_equal(found, array)
+    for received, array in zip(results[DESTINATION], arrays, strict=True):
+        np.testing.assert_array_equal(received, array)

@@ -51,7 +51,7 @@ def test_extra_ranks_fold_onto_their_pairs(size):
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 11])
 def test_fewer_elements_than_ranks(size):
     for length in range(size + 2):
-        messages = [one for ranks in sent(size, length) for one in ranks]
+        messages = [message for ranks in sent(size, length) for message in ranks]
         assert all(elements > 0 for _, elements in messages)
 
 

@@ -23,9 +23,9 @@ def test_each_rank_sends_to_its_parent(size):
     """The parent's number is the rank's own without the lowest set bit."""
     sums = [np.array([float(rank)]) for rank in range(size)]
     simulate(size, lambda rank: tree.reduce(sums[rank]))
-    for rank, found in enumerate(sums):
+    for rank, total in enumerate(sums):
         below = rank & -rank or size  # how many ranks there are in a complete subtree
-        assert found == sum(range(rank, min(rank + below, size)))
+        assert total == sum(range(rank, min(rank + below, size)))
 
 
 @pytest.mark.parametrize("size", SIZES)

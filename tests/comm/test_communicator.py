@@ -19,7 +19,7 @@ def check(request, mpi):
     """Calls a function with a communicator; where MPI runs, if that is what it needs."""
 
     def call(function, *arguments):
-        run = mpi if request.param in (over_mpi, lending) else lambda one, *rest: one(*rest)
+        run = mpi if request.param in (over_mpi, lending) else lambda function, *rest: function(*rest)
         return run(_with, request.param, function, *arguments)
 
     return call
@@ -41,8 +41,8 @@ def has_all_members(communicator):
     assert (communicator.rank, communicator.size, len(communicator.hosts)) == (0, 1, 1)
     for name in named:
         if callable(getattr(Communicator, name, None)):
-            own, expected = (inspect.signature(getattr(one, name)) for one in (communicator, Communicator))
-            assert list(own.parameters) == list(expected.parameters)[1:], name
+            actual, expected = (inspect.signature(getattr(owner, name)) for owner in (communicator, Communicator))
+            assert list(actual.parameters) == list(expected.parameters)[1:], name
 
 
 def test_communicator_has_all_members_of_the_protocol(check):
@@ -51,9 +51,9 @@ def test_communicator_has_all_members_of_the_protocol(check):
 
 def sends_whole_buffers(communicator, dtype, elements):
     given, _ = vectors(dtype, elements)
-    kept, found = given.copy(), np.ones_like(given)
-    finish(communicator, communicator.receive(found, 0, 3), communicator.send(given, 0, 3))
-    assert found.tobytes() == given.tobytes() == kept.tobytes()
+    kept, received = given.copy(), np.ones_like(given)
+    finish(communicator, communicator.receive(received, 0, 3), communicator.send(given, 0, 3))
+    assert received.tobytes() == given.tobytes() == kept.tobytes()
     assert (communicator.messages_sent, communicator.bytes_sent) == (1, given.nbytes)
 
 
@@ -64,14 +64,14 @@ def test_buffers_of_any_dtype_arrive(check, dtype, elements):
 
 
 def combines(communicator, dtype, elements, in_place):
-    own, sent = vectors(dtype, elements)
-    expected = np.maximum(own, sent)
-    target = own if in_place else np.empty_like(own)
-    kept = own.copy()
-    request = communicator.receive_combined(own, target, np.maximum, 0, 3)
+    operand, sent = vectors(dtype, elements)
+    expected = np.maximum(operand, sent)
+    target = operand if in_place else np.empty_like(operand)
+    kept = operand.copy()
+    request = communicator.receive_combined(operand, target, np.maximum, 0, 3)
     finish(communicator, request, communicator.send(sent, 0, 3))
     assert target.tobytes() == expected.tobytes()
-    assert in_place or own.tobytes() == kept.tobytes()
+    assert in_place or operand.tobytes() == kept.tobytes()
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -82,10 +82,10 @@ def test_received_elements_are_combined_with_own(check, dtype, elements, in_plac
 
 
 def keeps_own_first(communicator, elements):
-    own, sent = np.full(elements, 5.0), np.full(elements, 3.0)
-    request = communicator.receive_combined(own, own, np.subtract, 0, 3)
+    operand, sent = np.full(elements, 5.0), np.full(elements, 3.0)
+    request = communicator.receive_combined(operand, operand, np.subtract, 0, 3)
     finish(communicator, request, communicator.send(sent, 0, 3))
-    assert (own == 2).all()
+    assert (operand == 2).all()
 
 
 @pytest.mark.parametrize("elements", [10, 70_000])
@@ -95,13 +95,13 @@ def test_the_own_operand_is_the_first(check, elements):
 
 def keeps_order(communicator, elements):
     given = [np.full(elements, float(value)) for value in range(6)]
-    found = [np.empty(elements) for _ in given]
+    targets = [np.empty(elements) for _ in given]
     tags = [0, 0, 7, 0, 7, 7]
     sent = [communicator.send(buffer, 0, tag) for buffer, tag in zip(given, tags, strict=True)]
     order = [2, 4, 5, 0, 1, 3]  # the other tag first
-    received = [communicator.receive(found[place], 0, tags[place]) for place in order]
+    received = [communicator.receive(targets[place], 0, tags[place]) for place in order]
     finish(communicator, *received, *sent)
-    assert [buffer[-1] for buffer in found] == list(range(6))
+    assert [buffer[-1] for buffer in targets] == list(range(6))
 
 
 @pytest.mark.parametrize("elements", [1, 70_000])
@@ -126,12 +126,12 @@ def test_requests_are_completed_only_when_each_is(check):
 
 def gives_memory(communicator):
     memory = [communicator.take(nbytes) for nbytes in (0, 3, 70_000)]
-    assert [(one.nbytes, one.dtype, one.flags.writeable) for one in memory] == [
+    assert [(buffer.nbytes, buffer.dtype, buffer.flags.writeable) for buffer in memory] == [
         (nbytes, np.uint8, True) for nbytes in (0, 3, 70_000)
     ]
-    for value, one in enumerate(memory):
-        one[...] = value
-    assert [set(one.tolist()) for one in memory] == [set(), {1}, {2}]
+    for value, buffer in enumerate(memory):
+        buffer[...] = value
+    assert [set(buffer.tolist()) for buffer in memory] == [set(), {1}, {2}]
 
 
 def test_taken_memory_is_writable_and_of_requested_size(check):

@@ -119,8 +119,8 @@ def test_mpi_operators_are_used_only_where_equal_to_numpy(mpi, combine, dtype, i
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
 def test_custom_maximum_keeps_nan_like_numpy(dtype):
-    own, both = np.array([np.nan, 1, 2]).astype(dtype), np.array([5, np.nan, 1]).astype(dtype)
-    _operate(np.maximum, np.dtype(dtype))(memoryview(own.view(np.uint8)), memoryview(both.view(np.uint8)), None)
+    operand, both = np.array([np.nan, 1, 2]).astype(dtype), np.array([5, np.nan, 1]).astype(dtype)
+    _operate(np.maximum, np.dtype(dtype))(memoryview(operand.view(np.uint8)), memoryview(both.view(np.uint8)), None)
     assert np.isnan(both[:2].astype(np.float32)).all()
     assert both[2] == 2
 

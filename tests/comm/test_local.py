@@ -65,12 +65,12 @@ def test_tags_and_ranks_are_told_apart():
 
 def test_received_buffer_is_the_second_operand(pair):
     source, target = pair
-    own, result = np.array([10.0, 20.0]), np.zeros(2)
-    request = target.receive_combined(own, result, np.subtract, 0, 0)
+    operand, result = np.array([10.0, 20.0]), np.zeros(2)
+    request = target.receive_combined(operand, result, np.subtract, 0, 0)
     source.send(np.array([1.0, 2.0]), 1, 0)
     assert target.completed([request])
     assert result.tolist() == [9, 18]
-    assert own.tolist() == [10, 20]
+    assert operand.tolist() == [10, 20]
 
 
 def test_a_message_of_another_length_is_an_error(pair):
@@ -99,7 +99,7 @@ def test_concurrent_ranks_on_threads_exchange_all_messages():
     """Every rank on a thread of its own, all of them sending to all at once."""
     size, messages = 4, 200
     world, gate = LocalWorld(size), threading.Barrier(size)
-    found = {}
+    received = {}
 
     def work(rank):
         communicator = world.communicator(rank)
@@ -112,7 +112,7 @@ def test_concurrent_ranks_on_threads_exchange_all_messages():
                 requests.append(communicator.receive(buffers[other, number : number + 1], other, rank))
         gate.wait(100)  # all have begun all of theirs
         if communicator.completed(requests):
-            found[rank] = buffers
+            received[rank] = buffers
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
@@ -122,4 +122,4 @@ def test_concurrent_ranks_on_threads_exchange_all_messages():
         assert not thread.is_alive()
     expected = 100.0 * np.arange(size)[:, np.newaxis] + np.arange(messages)
     for rank in range(size):
-        np.testing.assert_array_equal(found[rank], expected)
+        np.testing.assert_array_equal(received[rank], expected)

@@ -25,9 +25,9 @@ class OneOfTwo:
     def Bcast(self, buffer):
         buffer[: len(self.arrives)] = np.frombuffer(self.arrives, np.uint8)
 
-    def Allgather(self, own, everyone):
-        everyone[1] = own
-        everyone[0] = np.frombuffer(self.arrives, np.uint8) if self.arrives else own
+    def Allgather(self, message, everyone):
+        everyone[1] = message
+        everyone[0] = np.frombuffer(self.arrives, np.uint8) if self.arrives else message
 
 
 def test_broadcast_decodes_json_and_rejects_other_bytes():

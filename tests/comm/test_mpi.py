@@ -51,22 +51,22 @@ def lent():
 
     inner, communicator._comm = communicator._comm, Counting()
     elsewhere = np.full(LENT_BYTES, 3, np.uint8)
-    own = communicator.take(LENT_BYTES)
-    own[...] = 4
-    found = [np.empty(LENT_BYTES, np.uint8) for _ in range(2)]
-    for given, buffer in zip((elsewhere, own), found, strict=True):
+    lendable = communicator.take(LENT_BYTES)
+    lendable[...] = 4
+    targets = [np.empty(LENT_BYTES, np.uint8) for _ in range(2)]
+    for given, buffer in zip((elsewhere, lendable), targets, strict=True):
         finish(communicator, communicator.receive(buffer, 0, 1), communicator.send(given, 0, 1))
     small = np.zeros(LENT_BYTES - 1, np.uint8)
     finish(communicator, communicator.receive(small.copy(), 0, 1), communicator.send(small, 0, 1))
-    return carried, [set(buffer.tolist()) for buffer in found]
+    return carried, [set(buffer.tolist()) for buffer in targets]
 
 
 def test_large_transfers_on_one_host_bypass_mpi(mpi):
     """Also of memory that the neighbour cannot read, which is copied to where it can."""
-    carried, found = mpi(lent)
+    carried, contents = mpi(lent)
     assert carried[2] == LENT_BYTES - 1
     assert max(carried[:2]) < 100
-    assert found == [{3}, {4}]
+    assert contents == [{3}, {4}]
 
 
 def return_before_it_is_read():
@@ -112,9 +112,9 @@ def library_sum(dtype, combine):
 @pytest.mark.parametrize("combine", [np.add, np.maximum])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.int8])
 def test_the_librarys_own_all_reduce_of_one_rank_changes_nothing(mpi, dtype, combine):
-    found = mpi(library_sum, dtype, combine)
-    assert found.dtype == dtype
-    assert found.astype(int).tolist() == [3, 1, 0, 1]
+    result = mpi(library_sum, dtype, combine)
+    assert result.dtype == dtype
+    assert result.astype(int).tolist() == [3, 1, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,8 @@ def no_network_variables(monkeypatch):
 )
 def test_on_one_network_mpi_stays_on_the_loopback_interface(device, chosen):
     """By the library that it uses, which `ucx` and `ofi` call by different names."""
-    found = mpi_library.network_settings(mpi_of(MPICH.format(device)), one_network=True)
-    assert found == {"MPIR_CVAR_CH4_NETMOD": device, **chosen}
+    settings = mpi_library.network_settings(mpi_of(MPICH.format(device)), one_network=True)
+    assert settings == {"MPIR_CVAR_CH4_NETMOD": device, **chosen}
 
 
 @pytest.mark.usefixtures("no_network_variables")

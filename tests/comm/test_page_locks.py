@@ -88,7 +88,7 @@ def test_memory_stays_usable_when_locking_fails(monkeypatch, own, caplog, fails)
     own.device = 0
     pool = BufferPool()
     assert len({pool.take(1 << 20).nbytes for _ in range(3)}) == 1
-    assert [one.message for one in caplog.records if "does not lock host memory" in one.message] != []
+    assert [record.message for record in caplog.records if "does not lock host memory" in record.message] != []
     assert len(caplog.records) == 1, "said once"
     assert driver.contexts == 0
 

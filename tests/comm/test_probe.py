@@ -65,12 +65,12 @@ def test_unknown_cell_counts_leave_nodes_to_mpi():
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs Linux")
 def test_probes_find_each_other_and_leave_no_files(tmp_path):
     both = [probe.Probe("job", rank, folder=str(tmp_path)) for rank in range(2)]
-    made = [one.offer() for one in both]
-    found = [one.try_all(made) for one in both]
-    for one in both:
-        one.keep([0, 1])
-        one.close()
-    sharing = probe.decide(made, found)
+    made = [rank_probe.offer() for rank_probe in both]
+    results = [rank_probe.try_all(made) for rank_probe in both]
+    for rank_probe in both:
+        rank_probe.keep([0, 1])
+        rank_probe.close()
+    sharing = probe.decide(made, results)
     assert sharing.arenas == (0, 0)
     assert sharing.nodes == ((0, 0) if probe.ptrace_is_free() else (0, 1))
     assert list(tmp_path.iterdir()) == []

@@ -76,7 +76,7 @@ def test_many_buffers_need_few_file_descriptors():
     before = len(os.listdir("/proc/self/fd"))
     kept = [arena.take(4) for _ in range(3000)]
     assert len(os.listdir("/proc/self/fd")) <= before + 1
-    assert len({arena.find(one) for one in kept}) == 3000
+    assert len({arena.find(buffer) for buffer in kept}) == 3000
 
 
 def test_found_place_is_constant_while_another_thread_allocates():

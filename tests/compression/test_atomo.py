@@ -55,20 +55,20 @@ def test_atomos_certain_entries_are_exact():
     np.testing.assert_allclose(chances, [0.5, 0.5, 1, 1])
     state = c.State()
     for state.step in range(20):
-        found = c.Atomo(0.75).decode(c.Atomo(0.75).encode(vector, state))
-        np.testing.assert_array_equal(found[2:], vector[2:])
-        assert set(found[:2]) <= {0.0, 1.0}
+        decoded = c.Atomo(0.75).decode(c.Atomo(0.75).encode(vector, state))
+        np.testing.assert_array_equal(decoded[2:], vector[2:])
+        assert set(decoded[:2]) <= {0.0, 1.0}
 
 
 def test_atomo_svd_with_all_triples_is_the_matrix():
     state = c.State(shape=(4, 5, 6))
     vector = rng.standard_normal(120).astype(np.float32)
-    found = c.AtomoSVD(rank=6).decode(c.AtomoSVD(rank=6).encode(vector, state))
-    np.testing.assert_allclose(found, vector, atol=1e-5)
+    decoded = c.AtomoSVD(rank=6).decode(c.AtomoSVD(rank=6).encode(vector, state))
+    np.testing.assert_allclose(decoded, vector, atol=1e-5)
 
 
 @pytest.mark.parametrize("magnitudes", [[1e-300, 2e-300], [1e300, 1e308], [0.0, 5.0]])
 def test_probabilities_add_up_for_extreme_magnitudes(magnitudes):
-    found = probabilities(np.array(magnitudes), 1)
-    assert found.sum() == pytest.approx(1)
-    assert (found >= 0).all()
+    chances = probabilities(np.array(magnitudes), 1)
+    assert chances.sum() == pytest.approx(1)
+    assert (chances >= 0).all()

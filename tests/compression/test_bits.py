@@ -18,9 +18,9 @@ def test_levels_come_back(bits, count):
     packed = pack_levels(levels, bits)
     assert packed.dtype == np.uint8
     assert packed.size == -(-count * bits // 8)
-    found = unpack_levels(packed, count, bits)
-    assert found.dtype == np.int8
-    np.testing.assert_array_equal(found, levels)
+    unpacked = unpack_levels(packed, count, bits)
+    assert unpacked.dtype == np.int8
+    np.testing.assert_array_equal(unpacked, levels)
 
 
 @pytest.mark.parametrize("bits", BITS)

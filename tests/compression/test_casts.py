@@ -13,8 +13,8 @@ FLOAT8 = pytest.mark.parametrize("method", [c.Float8("e4m3"), c.Float8("e5m2")],
 def test_casts_are_those_of_numpy():
     vector = np.concatenate([rng.standard_normal(5000), 1e-6 * rng.standard_normal(5000)]).astype(np.float32)
     for method in (c.Float16(), c.BFloat16()):
-        found = method.decode(method.encode(vector))
-        np.testing.assert_array_equal(found, vector.astype(method.dtype).astype(np.float32))
+        decoded = method.decode(method.encode(vector))
+        np.testing.assert_array_equal(decoded, vector.astype(method.dtype).astype(np.float32))
 
 
 @pytest.mark.parametrize("method", [c.Float16(True), c.BFloat16(True), c.Float8("e4m3", True), c.Float8("e5m2", True)])
@@ -50,11 +50,11 @@ def test_long_vectors_are_cast_like_short_ones(method, dtype, elements):
     """Whatever makes the casts, TensorFlow or NumPy; the largest element is first, so that all parts have its scale."""
     vector = rng.standard_normal(elements).astype(dtype)
     vector[0] = 10
-    found = method.decode(method.encode(vector))
-    assert found.dtype == dtype
+    decoded = method.decode(method.encode(vector))
+    assert decoded.dtype == dtype
     for part in (slice(0, 5), slice(elements - 5, elements)):
         short = np.append(vector[0], vector[part])
-        np.testing.assert_array_equal(found[part], method.decode(method.encode(short))[1:])
+        np.testing.assert_array_equal(decoded[part], method.decode(method.encode(short))[1:])
 
 
 @FLOAT8
@@ -63,8 +63,8 @@ def test_float8_is_scaled_such_that_the_largest_element_is_within_its_range(meth
     """By a power of two, so that what the type can hold is exact; and by as much as possible."""
     vector = np.array([largest, -largest / 2], np.float32)
     payload = method.encode(vector)
-    found = method.decode(payload)
-    np.testing.assert_allclose(found, vector, rtol=float(ml_dtypes.finfo(method.dtype).eps))
+    decoded = method.decode(payload)
+    np.testing.assert_allclose(decoded, vector, rtol=float(ml_dtypes.finfo(method.dtype).eps))
     code = payload[HEADER_BYTES + 4 :].view(method.dtype).astype(np.float32)
     most = float(ml_dtypes.finfo(method.dtype).max)
     assert most / 2 <= code[0] <= most
@@ -78,8 +78,8 @@ def test_float8_takes_a_byte_an_element_and_a_scale(method):
 def test_bfloat16_has_the_range_of_float32():
     largest = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
     vector = np.array([np.finfo(np.float32).max, largest, -largest, 1e-38], np.float32)
-    found = c.BFloat16().decode(c.BFloat16().encode(vector))
-    np.testing.assert_allclose(found, [largest, largest, -largest, 1e-38], rtol=2**-8)
+    decoded = c.BFloat16().decode(c.BFloat16().encode(vector))
+    np.testing.assert_allclose(decoded, [largest, largest, -largest, 1e-38], rtol=2**-8)
 
 
 @pytest.mark.parametrize("method", [c.Float16, c.BFloat16, c.Float8])

@@ -22,7 +22,7 @@ def made():
 
 
 def states(compressor):
-    return [compressor.tensor(one, gradient()).state for one in ("a", "c")]
+    return [compressor.tensor(name, gradient()).state for name in ("a", "c")]
 
 
 def test_tensors_are_those_of_the_policy():

@@ -32,7 +32,7 @@ def test_methods_become_contractions():
 
 def test_bases_are_copies_that_can_be_encoded():
     array = np.ones((2, 3), np.float16)
-    found = base(array)
-    assert (found.shape, found.dtype) == ((6,), np.float32)
+    copied = base(array)
+    assert (copied.shape, copied.dtype) == ((6,), np.float32)
     array[0, 0] = 5
-    assert found[0] == 1
+    assert copied[0] == 1

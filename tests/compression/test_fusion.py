@@ -23,8 +23,8 @@ def test_fused_reductions_equal_separate_ones():
         reductions = [world.reductions(*pair) for world, *pair in zip(fused, vectors, outs, strict=True)]
         plans = [fuse_reductions([one[rank] for one in reductions], lambda nbytes: "ring") for rank in range(size)]
         _, communicators = simulate(size, lambda rank, plans=plans: plans[rank])
-        for wanted, found in zip(expected, outs, strict=True):
-            for out in found:
+        for wanted, results in zip(expected, outs, strict=True):
+            for out in results:
                 np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-8)
     for one, other in zip(alone, fused, strict=True):
         assert one.traffic == other.traffic
@@ -55,7 +55,7 @@ def test_a_bucket_is_cut_into_its_tensors():
     plans = []
     for compressor, vector, out in zip(compressors, vectors, outs, strict=True):
         compressor.register({"a": ("a/kernel", (50, 40)), "b": ("b/kernel", (30, 100))})
-        tensors = [compressor.tensor(one, vector) for one in ("a", "b")]
+        tensors = [compressor.tensor(name, vector) for name in ("a", "b")]
         plans.append(all_reduce(tensors, vector, out, lambda nbytes: "ring"))
     simulate(2, lambda rank: plans[rank])
     np.testing.assert_array_equal(outs[0], vectors[0] + vectors[1])

@@ -28,8 +28,8 @@ def test_the_product_of_the_factors(rows, rank, columns, dtype):
     expected = left.astype(np.float64) @ right.astype(np.float64)
     tolerance = 10 * np.finfo(dtype).eps * np.abs(expected).max()
     np.testing.assert_allclose(product(left, right), expected, atol=tolerance)
-    ones = np.ones(rows * columns, dtype)
-    np.testing.assert_allclose(product(left, right, ones, np.subtract), 1 - expected, atol=tolerance + 1e-6)
+    out = np.ones(rows * columns, dtype)
+    np.testing.assert_allclose(product(left, right, out, np.subtract), 1 - expected, atol=tolerance + 1e-6)
 
 
 def test_factors_of_rank_0_give_zeros():
@@ -50,16 +50,16 @@ def test_overflow_in_partial_products_does_not_affect_the_sum(dtype):
     left, right = np.array([[2 * half, -half]], dtype), np.array([[half], [half]], dtype)
     for combine, base, expected in ((None, None, 1.0), (np.add, -most / 2, 0.5), (np.subtract, most / 2, -0.5)):
         out = None if base is None else np.array([base], dtype)
-        found = product(left, right, out, combine)
-        np.testing.assert_allclose(found / most, [[expected]], rtol=1e-5)
+        result = product(left, right, out, combine)
+        np.testing.assert_allclose(result / most, [[expected]], rtol=1e-5)
 
 
 def test_product_beyond_the_range_saturates():
     most = np.finfo(np.float32).max
     left, right = np.array([[1e30], [-1e30]], np.float32), np.array([[1e30, 1.0]], np.float32)
     with np.errstate(over="ignore"):  # as the engine does
-        found = product(left, right)
-    np.testing.assert_allclose(found, [[most, 1e30], [-most, -1e30]], rtol=1e-6)
+        result = product(left, right)
+    np.testing.assert_allclose(result, [[most, 1e30], [-most, -1e30]], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def vectors(kind, scale, size, dtype=np.float32):
 
 def steps(world, *given):
     with np.errstate(all="ignore"):
-        return [world.step(one) for one in given]
+        return [world.step(gradients) for gradients in given]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -57,9 +57,9 @@ def test_decoded_sum_scales_with_the_gradient(method, size):
     for exponent in (-95, 95, 121):
         scale = np.float32(2.0**exponent)
         scaled = [vector * scale for vector in given]
-        found = steps(World(with_feedback(method), size, (ROWS, COLUMNS)), scaled, scaled)
-        for one, other in zip(found, expected, strict=True):
-            assert np.linalg.norm(one / scale - other) <= 1e-4 * np.linalg.norm(other), exponent
+        results = steps(World(with_feedback(method), size, (ROWS, COLUMNS)), scaled, scaled)
+        for decoded, other in zip(results, expected, strict=True):
+            assert np.linalg.norm(decoded / scale - other) <= 1e-4 * np.linalg.norm(other), exponent
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

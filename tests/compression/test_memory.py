@@ -29,9 +29,9 @@ print(one, faults())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc")
 def test_freed_memory_is_handed_out_again():
-    found = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, env={})
-    before, after = map(int, found.stdout.split())
-    assert after < before / 10, found.stdout
+    completed = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, env={})
+    before, after = map(int, completed.stdout.split())
+    assert after < before / 10, completed.stdout
 
 
 def test_user_settings_of_the_allocator_are_kept():

@@ -57,10 +57,10 @@ def test_default_estimates_are_those_of_uncompressed_data():
 def test_vectors_are_worked_on_as_float32_or_float64(dtype):
     """The working copy is also contiguous."""
     strided = np.arange(20).astype(dtype)[::2]
-    found = methods.as_working(strided)
-    assert found.dtype == (np.float64 if dtype == np.float64 else np.float32)
-    assert found.flags.c_contiguous
-    np.testing.assert_array_equal(found, np.arange(0, 20, 2))
+    working = methods.as_working(strided)
+    assert working.dtype == (np.float64 if dtype == np.float64 else np.float32)
+    assert working.flags.c_contiguous
+    np.testing.assert_array_equal(working, np.arange(0, 20, 2))
     contiguous = np.ones(3, np.float32)
     assert methods.as_working(contiguous) is contiguous
     np.testing.assert_array_equal(Plain().decode(Plain().encode(strided)), np.arange(0, 20, 2))
@@ -102,16 +102,16 @@ def test_empty_and_nan_vectors_are_not_packed():
     """And the state stays as it was."""
     state = c.State()
     for vector in (np.zeros(0, np.float32), np.array([1, np.nan], np.float32)):
-        found = Plain().decode(Plain().encode(vector, state))
-        assert found.shape == vector.shape
-        assert np.isnan(found).all()
+        decoded = Plain().decode(Plain().encode(vector, state))
+        assert decoded.shape == vector.shape
+        assert np.isnan(decoded).all()
     assert state.step == 0
 
 
 def test_encoding_zeros_does_not_change_the_state():
     state = c.State(shape=(2, 3))
-    found = Plain().decode(Plain().encode_zeros(6, np.dtype(np.float64), state))
-    assert (found.dtype, found.tolist()) == (np.float64, [0] * 6)
+    decoded = Plain().decode(Plain().encode_zeros(6, np.dtype(np.float64), state))
+    assert (decoded.dtype, decoded.tolist()) == (np.float64, [0] * 6)
     assert state.step == 0
 
 

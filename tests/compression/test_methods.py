@@ -18,14 +18,14 @@ def normal(elements, dtype=np.float32):
     return (1e-3 * rng.standard_normal(elements)).astype(dtype)
 
 
-def relative_error(found, vector):
-    return float(np.linalg.norm(found - vector) / np.linalg.norm(vector))
+def relative_error(decoded, vector):
+    return float(np.linalg.norm(decoded - vector) / np.linalg.norm(vector))
 
 
 def test_list_of_tested_methods_is_complete():
     """A new one belongs into a list of `tests/compression/methods.py`, with a number of its own."""
     wrappers = {c.ErrorFeedback, c.WithoutFeedback, c.Schedule, c.FewerWorkers}
-    public = {one for one in vars(c).values() if isinstance(one, type) and issubclass(one, c.Method)}
+    public = {member for member in vars(c).values() if isinstance(member, type) and issubclass(member, c.Method)}
     assert public - wrappers - {c.Method} == {type(method) for method in ALL}
     numbers = {type(method): method.number for method in ALL}
     assert len(set(numbers.values())) == len(numbers)
@@ -37,21 +37,21 @@ def test_a_round_trip_reads_what_was_written(method, elements):
     vector = normal(elements)
     given = vector.copy()
     payload = method.encode(vector, c.State())
-    found = method.decode(payload)
+    decoded = method.decode(payload)
     np.testing.assert_array_equal(vector, given)
-    assert (found.shape, found.dtype) == (vector.shape, np.float32)
-    assert np.isfinite(found).all()
-    np.testing.assert_array_equal(method.decode(payload), found)
+    assert (decoded.shape, decoded.dtype) == (vector.shape, np.float32)
+    assert np.isfinite(decoded).all()
+    np.testing.assert_array_equal(method.decode(payload), decoded)
     for combine in (np.add, np.subtract):
         out = np.ones_like(vector)
         method.decode(payload, out, combine)
-        np.testing.assert_allclose(out, combine(np.ones_like(vector), found), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(out, combine(np.ones_like(vector), decoded), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("method", ALL, ids=str)
 def test_zeros_stay_zeros(method):
-    found = method.decode(method.encode(np.zeros(5000, np.float32), c.State()))
-    np.testing.assert_array_equal(found, 0)
+    decoded = method.decode(method.encode(np.zeros(5000, np.float32), c.State()))
+    np.testing.assert_array_equal(decoded, 0)
 
 
 @pytest.mark.parametrize("method", ALL, ids=str)
@@ -75,16 +75,16 @@ def test_non_finite_vector_decodes_to_nan_and_keeps_state(method, bad):
 def test_vectors_of_any_magnitude_decode_to_finite_numbers(method, scale):
     """Tests the methods that have no absolute range."""
     vector = (scale * rng.standard_normal(4096)).astype(np.float32)
-    found = method.decode(method.encode(vector, c.State()))
-    assert np.isfinite(found).all()
+    decoded = method.decode(method.encode(vector, c.State()))
+    assert np.isfinite(decoded).all()
     if scale != 1.0 or method == c.SignSGD(scaled=False):
         return
-    assert relative_error(found, vector) < 10
+    assert relative_error(decoded, vector) < 10
 
 
 def test_float16_keeps_within_its_range():
-    found = c.Float16().decode(c.Float16().encode(np.array([1e6, -1e6, 65504, 1e-9], np.float32)))
-    np.testing.assert_array_equal(found, [65504, -65504, 65504, 0])
+    decoded = c.Float16().decode(c.Float16().encode(np.array([1e6, -1e6, 65504, 1e-9], np.float32)))
+    np.testing.assert_array_equal(decoded, [65504, -65504, 65504, 0])
 
 
 @pytest.mark.parametrize("method", ALL, ids=str)
@@ -92,13 +92,13 @@ def test_float16_keeps_within_its_range():
 def test_half_and_double_precision_vectors_are_encoded(method, dtype):
     vector = normal(3000, dtype)
     payload = method.encode(vector, c.State())
-    found = method.decode(payload)
-    assert found.dtype == (np.float64 if dtype == np.float64 else np.float32)
+    decoded = method.decode(payload)
+    assert decoded.dtype == (np.float64 if dtype == np.float64 else np.float32)
     reference = method.decode(method.encode(vector.astype(np.float32), c.State()))
     if dtype != np.float64:
-        np.testing.assert_array_equal(found, reference)
+        np.testing.assert_array_equal(decoded, reference)
     elif method not in OWN_RESIDUAL:
-        assert relative_error(found, vector.astype(np.float64)) < 10
+        assert relative_error(decoded, vector.astype(np.float64)) < 10
 
 
 @pytest.mark.parametrize("method", ALL, ids=str)
@@ -162,17 +162,17 @@ DRAWS = 2000
 @pytest.mark.parametrize("method", UNBIASED, ids=str)
 def test_the_mean_of_many_is_the_vector(method):
     """With 99.99 % confidence for each method: the deviations of 64 means are normal, χ² of 64 of them is below 126."""
-    own = np.random.default_rng(5)  # magnitudes for which no outcome is rare: the means of rare ones are not normal
-    vector = np.append(own.uniform(3e-4, 1e-3, 62) * own.choice([-1, 1], 62), [0.0, 5e-3]).astype(np.float32)
+    random = np.random.default_rng(5)  # magnitudes for which no outcome is rare: the means of rare ones are not normal
+    vector = np.append(random.uniform(3e-4, 1e-3, 62) * random.choice([-1, 1], 62), [0.0, 5e-3]).astype(np.float32)
     state = c.State(shape=(8, 8))
     total, squares, differing = np.zeros(64), np.zeros(64), np.zeros(64)
     first = method.decode(method.encode(vector, state))
     for step in range(DRAWS):
         state.step = step
-        found = method.decode(method.encode(vector, state)).astype(np.float64)
-        differing += found != first
-        total += found
-        squares += (found - vector) ** 2
+        decoded = method.decode(method.encode(vector, state)).astype(np.float64)
+        differing += decoded != first
+        total += decoded
+        squares += (decoded - vector) ** 2
     mean_error = (total / DRAWS - vector) ** 2
     variance = squares / DRAWS
     where = differing > 0.01 * DRAWS
@@ -210,11 +210,11 @@ def test_linear_methods_add_up(method):
     totals, owns = zip(*bodies, strict=True)
     for body in totals:
         np.testing.assert_array_equal(body, totals[0])
-    found, parts = np.empty(2400, np.float32), np.zeros(2400, np.float32)
-    method.unpack(totals[0], found)
+    decoded, parts = np.empty(2400, np.float32), np.zeros(2400, np.float32)
+    method.unpack(totals[0], decoded)
     for own in owns:
         method.unpack(own, parts, np.add)
-    np.testing.assert_allclose(found, parts, atol=1e-5 * np.abs(parts).max())
+    np.testing.assert_allclose(decoded, parts, atol=1e-5 * np.abs(parts).max())
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ class Training:
         self.tensors = []
         for compressor in self.compressors:
             compressor.register(variables)
-            self.tensors.append([compressor.tensor(one, gradient()) for one in variables])
+            self.tensors.append([compressor.tensor(name, gradient()) for name in variables])
         self.weights = np.zeros(sum(map(np.prod, self.shapes)), np.float64)
 
     def step(self, vectors, rate=0.1):
@@ -135,7 +135,7 @@ def test_methods_of_one_optimizer_agree():
     compressor = Compressor(both)
     compressor.register({"a": VARIABLES["a"]})  # of two optimizers each may have its own
     compressor.register({"c": VARIABLES["c"]})
-    assert [compressor.tensor(one, gradient()).momentum for one in ("a", "c")] == [0.5, 0.9]
+    assert [compressor.tensor(name, gradient()).momentum for name in ("a", "c")] == [0.5, 0.9]
 
 
 def test_single_rank_applies_momentum_only():

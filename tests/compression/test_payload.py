@@ -18,14 +18,14 @@ def written(method=3, dtype="float32", elements=100, body=BODY):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("body", [BODY, np.empty(0, np.uint8)])
 def test_written_payload_is_read_back(dtype, body):
-    found = payload.read(written(200, dtype, 1 << 40, body), 200, 1 << 40)
-    assert (found.method, found.dtype, found.elements) == (200, np.dtype(dtype), 1 << 40)
-    np.testing.assert_array_equal(found.body, body)
+    parsed = payload.read(written(200, dtype, 1 << 40, body), 200, 1 << 40)
+    assert (parsed.method, parsed.dtype, parsed.elements) == (200, np.dtype(dtype), 1 << 40)
+    np.testing.assert_array_equal(parsed.body, body)
 
 
 def test_missing_and_empty_bodies_are_distinguished():
-    found = payload.read(written(body=None), 3)
-    assert found.body is None
+    parsed = payload.read(written(body=None), 3)
+    assert parsed.body is None
     assert payload.read(written(body=np.empty(0, np.uint8)), 3).body is not None, "an empty vector's is empty"
 
 

@@ -11,8 +11,8 @@ def test_power_sgd_finds_a_matrix_of_its_rank():
     vector = (rng.standard_normal((50, 3)) @ rng.standard_normal((3, 40))).astype(np.float32).reshape(-1)
     method, state = c.PowerSGD(rank=3), c.State(shape=(50, 40))
     for _ in range(3):
-        found = method.decode(method.encode(vector, state))
-    np.testing.assert_allclose(found, vector, atol=1e-4 * np.abs(vector).max())
+        decoded = method.decode(method.encode(vector, state))
+    np.testing.assert_allclose(decoded, vector, atol=1e-4 * np.abs(vector).max())
 
 
 def test_power_sgd_goes_on_where_it_ended():

@@ -18,11 +18,11 @@ def test_tern_grad_clips_at_2_5_standard_deviations():
     method = c.TernGrad(block=1000)
     for step in range(300):
         state.step = step
-        found = method.decode(method.encode(vector, state))
-        scalers = np.abs(found).reshape(4, 1000).max(1)
+        decoded = method.decode(method.encode(vector, state))
+        scalers = np.abs(decoded).reshape(4, 1000).max(1)
         np.testing.assert_allclose(scalers[0], limit, rtol=1e-5)
-        assert (np.isin(np.abs(found).reshape(4, 1000), [0, *scalers])).all()
-        total += found / 300
+        assert (np.isin(np.abs(decoded).reshape(4, 1000), [0, *scalers])).all()
+        total += decoded / 300
     expected = np.clip(vector, -limit, limit)
     assert total[7] == pytest.approx(limit, rel=1e-5)
     assert abs((total - expected) @ expected) < 0.02 * (expected @ expected)
@@ -43,8 +43,8 @@ def test_tern_grads_ranks_share_their_scalers():
     assert np.abs(total).max() <= 3.001
     assert all(state.scalers is None for state in world.states)
     clipped = World(c.TernGrad(block=2000), 3, (2000,)).step(vectors)
-    found = np.abs(clipped)[clipped != 0].min()
-    assert found == pytest.approx(2.5 * max(np.sqrt(np.mean(vector**2)) for vector in vectors), rel=1e-5)
+    scaler = np.abs(clipped)[clipped != 0].min()
+    assert scaler == pytest.approx(2.5 * max(np.sqrt(np.mean(vector**2)) for vector in vectors), rel=1e-5)
 
 
 def test_tern_grad_with_feedback():
@@ -75,9 +75,9 @@ def test_qsgds_variance_is_within_the_papers_bound():
 def test_an_element_is_at_most_half_a_level_off(method, most, elements):
     """Levels depend on the largest element of a block, which is exact; the last block may be shorter."""
     vector = rng.standard_normal(elements).astype(np.float32)
-    found = method.decode(method.encode(vector))
+    decoded = method.decode(method.encode(vector))
     for begin in range(0, elements, 50):
-        block, of_block = vector[begin : begin + 50], found[begin : begin + 50]
+        block, of_block = vector[begin : begin + 50], decoded[begin : begin + 50]
         largest = np.abs(block).max()
         assert np.abs(of_block - block).max() <= 1.0001 * largest / (2 * most)
         place = np.abs(block).argmax()
@@ -87,10 +87,10 @@ def test_an_element_is_at_most_half_a_level_off(method, most, elements):
 @EVEN
 def test_blocks_do_not_know_of_each_other(method, most):
     vector = rng.standard_normal(200).astype(np.float32)
-    found = method.decode(method.encode(vector))
+    decoded = method.decode(method.encode(vector))
     vector[50:100] *= 1e6
     again = method.decode(method.encode(vector))
-    np.testing.assert_array_equal(np.delete(again, slice(50, 100)), np.delete(found, slice(50, 100)))
+    np.testing.assert_array_equal(np.delete(again, slice(50, 100)), np.delete(decoded, slice(50, 100)))
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_levels_take_as_many_bits_as_they_need(method, bits, elements):
 @pytest.mark.parametrize("levels", [1, 7, 127])
 def test_qsgds_levels_are_parts_of_the_blocks_norm(levels):
     vector = rng.standard_normal(64).astype(np.float32)
-    found = c.QSGD(levels, 64).decode(c.QSGD(levels, 64).encode(vector))
-    steps = found / (np.linalg.norm(vector) / levels)
+    decoded = c.QSGD(levels, 64).decode(c.QSGD(levels, 64).encode(vector))
+    steps = decoded / (np.linalg.norm(vector) / levels)
     np.testing.assert_allclose(steps, np.rint(steps), atol=1e-3)
     assert np.abs(steps - levels * vector / np.linalg.norm(vector)).max() < 1.001
-    assert (found * vector >= 0).all()
+    assert (decoded * vector >= 0).all()
 
 
 def test_subnormal_block_decodes_to_zeros():
     for method in (c.Int8(), c.Int4(), c.QSGD(), c.TernGrad()):
-        found = method.decode(method.encode(np.full(10, 1e-44, np.float32)))
-        np.testing.assert_array_equal(found, 0)
+        decoded = method.decode(method.encode(np.full(10, 1e-44, np.float32)))
+        np.testing.assert_array_equal(decoded, 0)

@@ -30,7 +30,10 @@ class World:
 
     def step(self, vectors, choice=...):
         outs = [np.full_like(vector, 7) for vector in vectors]
-        plans = [fuse_reductions([one], lambda nbytes: "ring") for one in self.reductions(vectors, outs, choice)]
+        plans = [
+            fuse_reductions([rank_reduction], lambda nbytes: "ring")
+            for rank_reduction in self.reductions(vectors, outs, choice)
+        ]
         _, self.communicators = simulate(self.size, lambda rank: plans[rank])
         for out in outs:
             np.testing.assert_array_equal(out.view(np.uint8), outs[0].view(np.uint8))

@@ -8,8 +8,8 @@ rng = np.random.default_rng(1)
 
 def test_one_bit_decodes_to_the_column_means():
     vector = rng.standard_normal(3 * 1500).astype(np.float32)
-    found = c.OneBit().decode(c.OneBit().encode(vector, c.State(shape=(3, 1500)))).reshape(3, 1500)
-    for row, column in zip(found, vector.reshape(3, 1500), strict=True):
+    decoded = c.OneBit().decode(c.OneBit().encode(vector, c.State(shape=(3, 1500)))).reshape(3, 1500)
+    for row, column in zip(decoded, vector.reshape(3, 1500), strict=True):
         np.testing.assert_allclose(row[column >= 0], column[column >= 0].mean(), rtol=1e-4)
         np.testing.assert_allclose(row[column < 0], column[column < 0].mean(), rtol=1e-4)
 
@@ -31,11 +31,11 @@ def test_sign_sgd_counts_the_votes_of_any_number(ranks):
     method, elements = c.SignSGD(scaled=False), 40_003
     vectors = rng.standard_normal((ranks, elements)).astype(np.float32)
     payloads = [method.encode(vector) for vector in vectors]
-    found = method.decode(method.merge(payloads, elements, np.dtype(np.float32), c.State()))
+    decoded = method.decode(method.merge(payloads, elements, np.dtype(np.float32), c.State()))
     votes = np.sign(vectors).sum(0)
-    np.testing.assert_array_equal(found[votes != 0], np.sign(votes)[votes != 0])
+    np.testing.assert_array_equal(decoded[votes != 0], np.sign(votes)[votes != 0])
     by_turns = np.where(np.arange(elements) % 2, -1, 1)
-    np.testing.assert_array_equal(found[votes == 0], by_turns[votes == 0])
+    np.testing.assert_array_equal(decoded[votes == 0], by_turns[votes == 0])
 
 
 def test_sign_sgd_breaks_ties_by_turns():
@@ -59,27 +59,27 @@ def test_a_column_of_one_bit_is_the_last_axis_until_it_is_long_enough(shape, col
 def test_one_bit_averages_a_partial_last_column():
     """Its means are of what there is."""
     vector = np.concatenate([np.full(1024, 1.0), [-4.0, -2.0, 6.0]]).astype(np.float32)
-    found = c.OneBit().decode(c.OneBit().encode(vector))
-    np.testing.assert_allclose(found, [1.0] * 1024 + [-3, -3, 6], rtol=1e-6)
+    decoded = c.OneBit().decode(c.OneBit().encode(vector))
+    np.testing.assert_allclose(decoded, [1.0] * 1024 + [-3, -3, 6], rtol=1e-6)
 
 
 def test_one_bit_of_one_sign():
     for sign in (1, -1):
         vector = sign * rng.uniform(1, 2, 3000).astype(np.float32)
-        found = c.OneBit().decode(c.OneBit().encode(vector))
-        np.testing.assert_allclose(found[:1024], vector[:1024].mean(), rtol=1e-5)
+        decoded = c.OneBit().decode(c.OneBit().encode(vector))
+        np.testing.assert_allclose(decoded[:1024], vector[:1024].mean(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_sign_sgds_zeros_are_positive_and_negative_by_turns(scaled):
-    vector, state, found = np.zeros(8, np.float32), c.State(), []
+    vector, state, decoded = np.zeros(8, np.float32), c.State(), []
     vector[3] = -8
     for state.step in range(2):
-        found.append(c.SignSGD(scaled).decode(c.SignSGD(scaled).encode(vector, state)))
-    zeros = np.delete(found, 3, axis=1)
+        decoded.append(c.SignSGD(scaled).decode(c.SignSGD(scaled).encode(vector, state)))
+    zeros = np.delete(decoded, 3, axis=1)
     assert (zeros[0] == -zeros[1]).all()
     assert set(zeros[0]) == {1.0, -1.0}  # the mean magnitude is one
-    assert [one[3] for one in found] == [-1, -1]
+    assert [row[3] for row in decoded] == [-1, -1]
 
 
 def test_a_rank_that_has_only_zeros_does_not_vote():

@@ -11,8 +11,8 @@ rng = np.random.default_rng(0)
 def test_unpacked_indices_and_values_equal_packed_ones(indices):
     indices = np.array(indices, np.int64)
     values, signs = rng.standard_normal(indices.size).astype(np.float32), np.packbits(indices % 2 == 0)
-    found, rest = sparse.unpack(sparse.pack(indices, 100, values, signs), 100)
-    np.testing.assert_array_equal(found, indices)
+    unpacked, rest = sparse.unpack(sparse.pack(indices, 100, values, signs), 100)
+    np.testing.assert_array_equal(unpacked, indices)
     np.testing.assert_array_equal(rest[: values.nbytes].view(np.uint8), values.view(np.uint8))
     np.testing.assert_array_equal(rest[values.nbytes :], signs)
 
@@ -20,7 +20,7 @@ def test_unpacked_indices_and_values_equal_packed_ones(indices):
 def test_arrays_of_several_dtypes_follow_each_other():
     about = np.array([1.5]), np.array([7], np.int16), np.array([2, 3], np.uint8)
     _, rest = sparse.unpack(sparse.pack(np.array([5]), 10, *about), 10)
-    assert rest.tobytes() == b"".join(one.tobytes() for one in about)
+    assert rest.tobytes() == b"".join(array.tobytes() for array in about)
 
 
 @pytest.mark.parametrize("length", [0, 7])
@@ -67,9 +67,9 @@ def test_scatter_combines_or_overwrites_at_indices():
 def test_at_least_equals_numpy_across_segments(elements, bound):
     """Across the segments that are processed one by one."""
     vector = rng.standard_normal(elements).astype(np.float32)
-    found = sparse.at_least(vector, bound)
-    assert found.dtype == np.int64
-    np.testing.assert_array_equal(found, np.flatnonzero(np.abs(vector) >= bound))
+    indices = sparse.at_least(vector, bound)
+    assert indices.dtype == np.int64
+    np.testing.assert_array_equal(indices, np.flatnonzero(np.abs(vector) >= bound))
 
 
 def test_at_least_counts_both_signs_and_the_bound_itself():
@@ -112,8 +112,8 @@ def test_the_largest_are_exactly_the_largest(elements, values):
         "heavy": lambda: rng.standard_cauchy(elements),
     }[values]().astype(np.float32)
     for count in (1, elements // 100, elements // 3, elements):
-        found = sparse.largest(vector, count)
-        assert (np.diff(found) > 0).all()
+        indices = sparse.largest(vector, count)
+        assert (np.diff(indices) > 0).all()
         magnitudes = np.sort(np.abs(vector))[::-1][:count]
         magnitudes = magnitudes[magnitudes > 0]
-        np.testing.assert_array_equal(np.sort(np.abs(vector[found]))[::-1], magnitudes)
+        np.testing.assert_array_equal(np.sort(np.abs(vector[indices]))[::-1], magnitudes)

@@ -16,11 +16,11 @@ def test_threshold_sends_what_reaches_it():
 
 def test_random_k_sends_one_of_each_stretch():
     vector = np.ones(1003, np.float32)
-    found = c.RandomK(0.1).decode(c.RandomK(0.1).encode(vector, c.State("x", 0, 4)))
-    assert np.count_nonzero(found) == 100
-    assert found.sum() == 1003
+    decoded = c.RandomK(0.1).decode(c.RandomK(0.1).encode(vector, c.State("x", 0, 4)))
+    assert np.count_nonzero(decoded) == 100
+    assert decoded.sum() == 1003
     again = c.RandomK(0.1).decode(c.RandomK(0.1).encode(vector, c.State("x", 3, 4)))
-    np.testing.assert_array_equal(again, found)  # on another rank
+    np.testing.assert_array_equal(again, decoded)  # on another rank
 
 
 def test_deep_gradient_compression_is_the_papers_recursion():
@@ -43,8 +43,8 @@ def test_deep_gradient_compression_warms_up_and_clips():
         0.25, 0.25, 0.0625, 0.015625, 0.00390625, 0.001, 0.001,
     ]  # fmt: skip
     clipping = c.DeepGradientCompression(ratio=1.0, momentum=0.0, clip_norm=1.0)
-    found = clipping.decode(clipping.encode(np.array([30.0, 40.0], np.float32), c.State(size=4)))
-    np.testing.assert_allclose(found, [0.3, 0.4], rtol=1e-6)
+    decoded = clipping.decode(clipping.encode(np.array([30.0, 40.0], np.float32), c.State(size=4)))
+    np.testing.assert_allclose(decoded, [0.3, 0.4], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_wanted_count_is_the_ratio_but_at_least_one(ratio, elements, count):
 
 def test_top_k_sends_the_largest_exactly():
     vector = rng.permutation(np.arange(-50, 50)).astype(np.float32) / 7
-    found = c.TopK(0.1).decode(c.TopK(0.1).encode(vector))
+    decoded = c.TopK(0.1).decode(c.TopK(0.1).encode(vector))
     chosen = np.argsort(-np.abs(vector), kind="stable")[:9]  # -50, then pairs, of which the last is torn apart
-    np.testing.assert_array_equal(found[chosen], vector[chosen])
-    assert np.count_nonzero(found) == 10
+    np.testing.assert_array_equal(decoded[chosen], vector[chosen])
+    assert np.count_nonzero(decoded) == 10
 
 
 def test_threshold_may_send_nothing():
@@ -78,11 +78,11 @@ def test_random_k_scales_one_element_by_its_stretch_length(ratio, elements):
     bounds = np.arange(count + 1) * elements // count
     method, state, draws = c.RandomK(ratio), c.State(), set()
     for state.step in range(5):
-        found = method.decode(method.encode(vector, state))
+        decoded = method.decode(method.encode(vector, state))
         for begin, end in itertools.pairwise(bounds):
-            (place,) = np.flatnonzero(found[begin:end])
-            assert found[begin + place] == vector[begin + place] * (end - begin)
-        draws.add(found.tobytes())
+            (place,) = np.flatnonzero(decoded[begin:end])
+            assert decoded[begin + place] == vector[begin + place] * (end - begin)
+        draws.add(decoded.tobytes())
     assert (len(draws) > 1) == (count < elements)
 
 
@@ -94,8 +94,8 @@ def test_random_ks_payload_has_no_indices():
 
 def test_random_k_saturates_what_is_beyond_the_range():
     vector = np.full(100, 3e38, np.float32)
-    found = c.RandomK(0.1).decode(c.RandomK(0.1).encode(vector))
-    assert found.max() == np.finfo(np.float32).max
+    decoded = c.RandomK(0.1).decode(c.RandomK(0.1).encode(vector))
+    assert decoded.max() == np.finfo(np.float32).max
 
 
 def test_dgc_clears_residual_and_velocity_of_sent_elements():
@@ -111,6 +111,6 @@ def test_a_warm_up_counts_from_the_first_step_of_the_method():
     method, state = c.DeepGradientCompression(ratio=0.001, momentum=0.0, warmup_steps=1), c.State()
     sent = []
     for state.step in range(40, 43):
-        found = method.decode(method.encode(rng.standard_normal(1024).astype(np.float32), state))
-        sent.append(np.count_nonzero(found))
+        decoded = method.decode(method.encode(rng.standard_normal(1024).astype(np.float32), state))
+        sent.append(np.count_nonzero(decoded))
     assert sent == [256, 64, 16]

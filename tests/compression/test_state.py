@@ -59,8 +59,8 @@ def divided(rank=0):
     state.divide(parts(2, 5))
     state.part("for 0").array("residual", np.empty(2, np.float32))[...] = [1, 2]
     state.part("for 1").array("residual", np.empty(3, np.float32))[...] = [3, 4, 5]
-    own = [2, 3][rank]
-    state.part("sum").array("residual", np.empty(own, np.float32))[...] = 10
+    length = [2, 3][rank]
+    state.part("sum").array("residual", np.empty(length, np.float32))[...] = 10
     return state
 
 
@@ -121,14 +121,14 @@ def test_saved_state_is_restored_in_any_order():
     saved = dict(state.saved())
     assert {"step", "arrays/factor", "arrays/bounds", "parts/for 1/arrays/residual", "parts/sum/step"} <= set(saved)
     for order in (list(saved), list(reversed(saved))):
-        found = restored({path: saved[path] for path in order}, rank=1, size=2)
-        again = dict(found.saved())
-        assert found.step == 9
+        loaded = restored({path: saved[path] for path in order}, rank=1, size=2)
+        again = dict(loaded.saved())
+        assert loaded.step == 9
         assert set(again) == set(saved)
         for path, array in saved.items():
             if not path.endswith("/step"):  # a part's step is the tensor's whenever it is used
                 np.testing.assert_array_equal(again[path], array)
-        assert found.parts == parts(2, 5)
+        assert loaded.parts == parts(2, 5)
 
 
 def test_restored_array_is_a_copy():

@@ -23,30 +23,30 @@ def test_body_holds_indices_signs_and_tau(dtype):
 def test_element_of_exactly_tau_is_sent_in_double_precision(tau):
     """An element of exactly τ is sent, and all ranks decode the same τ."""
     vector = np.array([tau, -tau, tau * (1 - 1e-12)])
-    found = c.Strom(tau=tau).decode(c.Strom(tau=tau).encode(vector))
-    np.testing.assert_array_equal(found, np.float32(tau) * np.array([1, -1, 0]))
+    decoded = c.Strom(tau=tau).decode(c.Strom(tau=tau).encode(vector))
+    np.testing.assert_array_equal(decoded, np.float32(tau) * np.array([1, -1, 0]))
 
 
 def test_density_takes_tau_from_the_smallest_sent_element():
     vector = np.array([0.5, -4, 0.25, 3, 0, -2], np.float32)
-    found = c.Strom(density=0.5).decode(c.Strom(density=0.5).encode(vector))
-    np.testing.assert_array_equal(found, [0, -2, 0, 2, 0, -2])
+    decoded = c.Strom(density=0.5).decode(c.Strom(density=0.5).encode(vector))
+    np.testing.assert_array_equal(decoded, [0, -2, 0, 2, 0, -2])
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.3, 1.0])
 def test_share_of_sent_elements_equals_the_density(density):
     vector = rng.standard_normal(10_000).astype(np.float32)
-    found = c.Strom(density=density).decode(c.Strom(density=density).encode(vector))
-    assert np.count_nonzero(found) == round(10_000 * density)
-    assert len(np.unique(np.abs(found[found != 0]))) == 1
-    sent = np.flatnonzero(found)
-    np.testing.assert_array_equal(np.sign(found[sent]), np.sign(vector[sent]))
+    decoded = c.Strom(density=density).decode(c.Strom(density=density).encode(vector))
+    assert np.count_nonzero(decoded) == round(10_000 * density)
+    assert len(np.unique(np.abs(decoded[decoded != 0]))) == 1
+    sent = np.flatnonzero(decoded)
+    np.testing.assert_array_equal(np.sign(decoded[sent]), np.sign(vector[sent]))
 
 
 def test_elements_of_one_size_are_not_all_sent():
     """More elements reach τ than are wanted."""
-    found = c.Strom(density=0.1).decode(c.Strom(density=0.1).encode(np.ones(100, np.float32)))
-    assert np.count_nonzero(found) == 10
+    decoded = c.Strom(density=0.1).decode(c.Strom(density=0.1).encode(np.ones(100, np.float32)))
+    assert np.count_nonzero(decoded) == 10
 
 
 @pytest.mark.parametrize("method", [c.Strom(tau=100.0), c.Strom(density=0.01)], ids=str)
@@ -67,11 +67,11 @@ def test_body_of_wrong_length_raises(change):
 def test_strom_sends_tau_and_keeps_the_rest():
     method = c.ErrorFeedback(c.Strom(tau=1.0))
     state = c.State()
-    found = method.decode(method.encode(np.array([2.5, -0.4, -1.0], np.float32), state))
-    np.testing.assert_array_equal(found, [1, 0, -1])
+    decoded = method.decode(method.encode(np.array([2.5, -0.4, -1.0], np.float32), state))
+    np.testing.assert_array_equal(decoded, [1, 0, -1])
     np.testing.assert_allclose(state.arrays["residual"], [1.5, -0.4, 0])
-    found = method.decode(method.encode(np.array([0, -0.7, 0], np.float32), state))
-    np.testing.assert_array_equal(found, [1, -1, 0])
+    decoded = method.decode(method.encode(np.array([0, -0.7, 0], np.float32), state))
+    np.testing.assert_array_equal(decoded, [1, -1, 0])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -90,8 +90,8 @@ def test_strom_sends_the_share_that_was_asked_for(scales, density, seed):
     drift, densities, norms = 0.1 * generator.standard_normal(elements), [], []
     for step in range(steps):
         gradient = factor(step) * (drift + generator.standard_normal(elements))
-        found = method.decode(method.encode(gradient.astype(np.float32), state))
-        densities.append(np.count_nonzero(found) / elements)
+        decoded = method.decode(method.encode(gradient.astype(np.float32), state))
+        densities.append(np.count_nonzero(decoded) / elements)
         norms.append(np.linalg.norm(state.arrays["residual"]))
     assert density / 1.3 <= min(densities) <= max(densities) <= 1.3 * density
     if scales == "stationary" and density == 1 / 20:  # the residual has an end, too
@@ -101,5 +101,5 @@ def test_strom_sends_the_share_that_was_asked_for(scales, density, seed):
 def test_strom_sends_no_zeros():
     method = c.Strom(density=0.5)
     for vector in (np.zeros(10, np.float32), np.array([0, 3, 0, -1] + [0] * 10, np.float32)):
-        found = method.decode(method.encode(vector))
-        np.testing.assert_array_equal(found, np.sign(vector))
+        decoded = method.decode(method.encode(vector))
+        np.testing.assert_array_equal(decoded, np.sign(vector))

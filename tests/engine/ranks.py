@@ -61,8 +61,8 @@ class Agreeing:
                 self.failure = MismatchError(f"{message.key}: {', '.join(signatures)}")
                 return
             number = self._numbers.setdefault(site, len(self._numbers))
-        for one in waiting:
-            one(number)
+        for callback in waiting:
+            callback(number)
 
 
 class Ranks:

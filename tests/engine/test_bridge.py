@@ -38,22 +38,22 @@ def test_sums_keep_dtypes_shapes_and_order(ranks, size, call):
         given += [np.float32(group.rank), np.zeros((0, 4), np.float32), np.ones(5, np.float32)]
         return given, reduced(group, call, given)
 
-    for given, found in ranks(size)(work):
-        assert [array.dtype for array in found] == [array.dtype for array in given]
-        assert [array.shape for array in found] == [array.shape for array in given]
-        for array in found[: len(DTYPES)]:
+    for given, sums in ranks(size)(work):
+        assert [array.dtype for array in sums] == [array.dtype for array in given]
+        assert [array.shape for array in sums] == [array.shape for array in given]
+        for array in sums[: len(DTYPES)]:
             np.testing.assert_array_equal(array.astype(np.complex64), size * (size + 1) / 2)
-        assert found[-3] == sum(range(size))
-        np.testing.assert_array_equal(found[-1], np.full(5, size))
+        assert sums[-3] == sum(range(size))
+        np.testing.assert_array_equal(sums[-1], np.full(5, size))
 
 
 @pytest.mark.parametrize("call", [eagerly, in_a_graph])
 @arrays_of(DTYPES, [(), (0,), (1, 1)])
 def test_single_tensor_is_summed_without_packing(ranks, call, dtype, shape):
     """A single tensor is not packed together with others."""
-    for (found,) in ranks(2)(lambda group: reduced(group, call, [np.full(shape, 3).astype(dtype)])):
-        assert (found.dtype, found.shape) == (dtype, shape)
-        np.testing.assert_array_equal(found, np.full(shape, 6).astype(dtype))
+    for (total,) in ranks(2)(lambda group: reduced(group, call, [np.full(shape, 3).astype(dtype)])):
+        assert (total.dtype, total.shape) == (dtype, shape)
+        np.testing.assert_array_equal(total, np.full(shape, 6).astype(dtype))
 
 
 @BOTH_WAYS
@@ -63,7 +63,7 @@ def test_every_rank_gets_the_same_bits(ranks, size, call):
         return value, reduced(group, call, [value])[0]
 
     results = ranks(size)(work)
-    assert len({found.tobytes() for _, found in results}) == 1
+    assert len({total.tobytes() for _, total in results}) == 1
     np.testing.assert_allclose(results[0][1], np.sum([value for value, _ in results], axis=0), rtol=1e-4, atol=1e-6)
 
 
@@ -74,8 +74,8 @@ def test_maxima_minima_and_products_equal_numpys(ranks, size, call, combine):
         return np.array([rank + 1, -rank, 2])
 
     expected = functools.reduce(combine, map(given, range(size)))
-    for found in ranks(size)(lambda group: reduced(group, call, [given(group.rank)], combine=combine)):
-        np.testing.assert_array_equal(found[0], expected)
+    for results in ranks(size)(lambda group: reduced(group, call, [given(group.rank)], combine=combine)):
+        np.testing.assert_array_equal(results[0], expected)
 
 
 def test_tensors_of_unknown_static_shape_are_summed(ranks):
@@ -87,15 +87,17 @@ def test_tensors_of_unknown_static_shape_are_summed(ranks):
 
         @tf.function(input_signature=specs)
         def summed(*tensors):
-            found = Bridge(group).all_reduce(tensors)
-            shapes.extend(tensor.shape for tensor in found)
-            return found
+            sums = Bridge(group).all_reduce(tensors)
+            shapes.extend(tensor.shape for tensor in sums)
+            return sums
 
         given = [np.full((4, 2), 1.0), group.rank, np.arange(3.0)]
-        return [array.tolist() for array in arrays(summed(*(tf.constant(one, tf.float32) for one in given)))], shapes
+        return [
+            array.tolist() for array in arrays(summed(*(tf.constant(value, tf.float32) for value in given)))
+        ], shapes
 
-    for found, shapes in ranks(2)(work):
-        assert found == [[[2, 2]] * 4, 1, [0, 2, 4]]
+    for sums, shapes in ranks(2)(work):
+        assert sums == [[[2, 2]] * 4, 1, [0, 2, 4]]
         assert (shapes[0].as_list(), shapes[1].rank, shapes[2].as_list()) == ([None, 2], None, [3])
 
 
@@ -116,7 +118,7 @@ def test_zero_weight_excludes_nan_of_a_rank(ranks, size, call):
         given = [np.array([1.0, 2.0]), np.full(3, 4, np.float16)]
         weight = tf.constant(0.5, tf.float64)
         if group.rank == 0:
-            given, weight = [np.full_like(one, np.nan) for one in given], tf.constant(0.0, tf.float64)
+            given, weight = [np.full_like(array, np.nan) for array in given], tf.constant(0.0, tf.float64)
         return reduced(group, call, given, weight=weight)
 
     for wide, halves in ranks(size)(work):
@@ -131,12 +133,12 @@ def test_inputs_are_not_written(ranks, call):
     def work(group):
         given = tf.constant(np.full(20, group.rank + 1.0))
         half = tf.constant(0.5, tf.float64)
-        found = call(lambda tensor: Bridge(group).all_reduce([tensor, tensor], weight=half), given)
-        return given.numpy(), arrays(found)
+        sums = call(lambda tensor: Bridge(group).all_reduce([tensor, tensor], weight=half), given)
+        return given.numpy(), arrays(sums)
 
-    for rank, (given, found) in enumerate(ranks(2)(work)):
+    for rank, (given, sums) in enumerate(ranks(2)(work)):
         np.testing.assert_array_equal(given, rank + 1)
-        np.testing.assert_array_equal(found, 1.5)
+        np.testing.assert_array_equal(sums, 1.5)
 
 
 @pytest.mark.parametrize("call", [eagerly, in_a_graph])
@@ -148,8 +150,8 @@ def test_compressed_and_plain_tensors_are_summed_together(ranks, call):
         compressor.register({"a": ("a/kernel", (40, 50)), "b": ("b/kernel", (50, 40))})
         given = [np.full((40, 50), 1 / 3, np.float32), np.full(7, 1 / 3, np.float32)]
         compressed = [compressor.tensor("a", tf.constant(given[0])), None]
-        found = reduced(group, call, given, compressed=compressed)
-        return found, compressor.traffic()
+        sums = reduced(group, call, given, compressed=compressed)
+        return sums, compressor.traffic()
 
     for (kernel, bias), traffic in ranks(2)(work):
         assert kernel.shape == (40, 50)
@@ -161,10 +163,10 @@ def test_compressed_and_plain_tensors_are_summed_together(ranks, call):
 def test_graph_posts_all_buckets_before_waiting(ranks):
     """One host call for each bucket; the last one also waits."""
     large = buckets.ALONE_BYTES // 4
-    one, _ = ranks(2).groups
+    group, _ = ranks(2).groups
     graph = tf.Graph()
     with graph.as_default():
-        Bridge(one).all_reduce([tf.zeros([large]), tf.zeros([3]), tf.zeros([large]), tf.zeros([4])])
+        Bridge(group).all_reduce([tf.zeros([large]), tf.zeros([3]), tf.zeros([large]), tf.zeros([4])])
     calls = [operation for operation in graph.get_operations() if operation.type == "EagerPyFunc"]
     assert [operation.name.rpartition("/")[2].split("_")[1] for operation in calls] == ["post", "post", "finish"]
     assert {tensor.op for tensor in calls[2].inputs} >= set(calls[:2])
@@ -197,8 +199,8 @@ def test_single_process_communicates_nothing(call):
     group = world.current().group
     before = group.engine.statistics.collectives
     given = [np.array([1.0, np.nan]), np.array([3, 4], np.int8), np.array([True, False])]
-    for found, expected in zip(reduced(group, call, given, mean=True), given, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for array, expected in zip(reduced(group, call, given, mean=True), given, strict=True):
+        np.testing.assert_array_equal(array, expected)
     assert group.engine.statistics.collectives == before
 
 
@@ -209,9 +211,9 @@ def test_single_process_applies_the_methods_momentum(call):
     given = tf.ones([40, 50])
     how = compressor.tensor("a", given)
     for velocity in (1.0, 1.5, 1.75):
-        found = call(lambda tensor: alone().all_reduce([tensor], compressed=[how])[0], given)
-        assert found.shape == (40, 50)
-        np.testing.assert_allclose(found, velocity)
+        total = call(lambda tensor: alone().all_reduce([tensor], compressed=[how])[0], given)
+        assert total.shape == (40, 50)
+        np.testing.assert_allclose(total, velocity)
 
 
 def test_a_weight_is_for_sums_of_floating_point():

@@ -28,9 +28,9 @@ def test_a_tensor_arrives_as_it_was_sent(ranks, call, dtype, shape):
             return value
         return call(lambda: edges.receive(spec_of(value), 0, "values")).numpy()
 
-    _, found = ranks(2)(work)
-    assert (found.shape, found.dtype) == (value.shape, value.dtype)
-    np.testing.assert_array_equal(found, value)
+    _, received = ranks(2)(work)
+    assert (received.shape, received.dtype) == (value.shape, value.dtype)
+    np.testing.assert_array_equal(received, value)
 
 
 @WAYS
@@ -49,8 +49,8 @@ def test_tensors_are_matched_by_edge_name_and_order(ranks, call):
         spec = tf.TensorSpec([2], tf.int32)
         return [call(lambda edge=edge: edges.receive(spec, 2, edge)).numpy().tolist() for edge in "bbbaaa"]
 
-    found, *_ = ranks(3)(work)
-    assert found == [[step, ord(edge)] for edge in "ba" for step in range(3)]
+    received, *_ = ranks(3)(work)
+    assert received == [[step, ord(edge)] for edge in "ba" for step in range(3)]
 
 
 @WAYS
@@ -78,11 +78,13 @@ def test_one_exchange_sends_expects_and_receives(ranks, call):
     def work(group):
         edges = Edges(group)
         others = [rank for rank in range(3) if rank != group.rank]
-        own = tf.fill([2, 2], float(group.rank))
+        value = tf.fill([2, 2], float(group.rank))
 
         def first():
             return edges.exchange(
-                sent=[Outgoing(own + 10.0 * number, rank, f"part {number}") for rank in others for number in range(2)],
+                sent=[
+                    Outgoing(value + 10.0 * number, rank, f"part {number}") for rank in others for number in range(2)
+                ],
                 expected=[Incoming(tf.TensorSpec([2, 2]), rank, "part 1") for rank in others],
                 received=[Incoming(tf.TensorSpec([None, 2]), rank, "part 0") for rank in others],
             )
@@ -91,7 +93,7 @@ def test_one_exchange_sends_expects_and_receives(ranks, call):
             return edges.exchange(received=[Incoming(tf.TensorSpec([2, 2]), rank, "part 1") for rank in others])
 
         assert call(edges.exchange) == []
-        return others, [[float(one[0, 0]) for one in call(part)] for part in (first, second)]
+        return others, [[float(tensor[0, 0]) for tensor in call(part)] for part in (first, second)]
 
     for others, (first, second) in ranks(3)(work):
         assert first == others
@@ -106,13 +108,15 @@ def test_groups_have_edges_of_their_own(ranks):
             return None
         groups = [group, group.subgroup((0, 1)), group.subgroup((1, 0))]
         if group.rank == 0:
-            for value, one in enumerate(groups):
-                Edges(one).send(tf.constant([value]), one.members.index(1), "values")
+            for value, subgroup in enumerate(groups):
+                Edges(subgroup).send(tf.constant([value]), subgroup.members.index(1), "values")
             return None
         with pytest.raises(ValueError, match="between two different ranks; got 1 for both"):
             Edges(groups[2]).send(tf.ones(1), 0, "values")
         spec = tf.TensorSpec([1], tf.int32)
-        return [int(Edges(one).receive(spec, one.members.index(0), "values")[0]) for one in reversed(groups)]
+        return [
+            int(Edges(subgroup).receive(spec, subgroup.members.index(0), "values")[0]) for subgroup in reversed(groups)
+        ]
 
     assert ranks(3)(work)[1] == [2, 1, 0]
 
@@ -137,9 +141,9 @@ def test_received_tensor_has_the_senders_number_of_rows(ranks, call):
         shapes = []
 
         def receive():
-            found = edges.receive(tf.TensorSpec([None, 2]), 0, "rows")
-            shapes.append(found.shape.as_list())
-            return found
+            received = edges.receive(tf.TensorSpec([None, 2]), 0, "rows")
+            shapes.append(received.shape.as_list())
+            return received
 
         return [call(receive).shape[0] for _ in range(2)], shapes
 
@@ -161,8 +165,8 @@ def test_two_ranks_send_to_each_other_before_receiving(ranks):
 
         return swap(tf.fill([50_000], float(group.rank))).numpy()
 
-    for rank, found in enumerate(ranks(2)(work)):
-        np.testing.assert_array_equal(found, np.full(50_000, 1 - rank))
+    for rank, received in enumerate(ranks(2)(work)):
+        np.testing.assert_array_equal(received, np.full(50_000, 1 - rank))
 
 
 def test_another_shape_is_an_error_that_names_the_edge(ranks):

@@ -73,8 +73,8 @@ def test_collectives_are_matched_by_key_in_any_order(engines):
         a, b = np.full(10, 1.0 + rank), np.full(20, 10.0 + rank)
         posts = [("a", a), ("b", b)] if rank == 0 else [("b", b), ("a", a)]
         pending = [engine.post(key, ring.all_reduce(buffer)) for key, buffer in posts]
-        for one in pending:
-            engine.wait(one)
+        for collective in pending:
+            engine.wait(collective)
         return a[0], b[0]
 
     assert on_both(made, work) == [(3.0, 21.0)] * 2
@@ -100,8 +100,8 @@ def test_concurrent_calls_of_one_key_are_matched_in_order(engines):
     def work(rank, engine):
         buffers = [np.full(100, float(call)) for call in range(4)]
         pending = [engine.post("x", ring.all_reduce(buffer)) for buffer in buffers]
-        for one in reversed(pending):
-            engine.wait(one)
+        for collective in reversed(pending):
+            engine.wait(collective)
         return [buffer[0] for buffer in buffers]
 
     assert on_both(made, work) == [[0.0, 2.0, 4.0, 6.0]] * 2
@@ -214,8 +214,8 @@ class Late(Agreeing):
             if len(waiting) < len(message.members or range(2)):
                 return
             number = self.numbers.setdefault(site, len(self.numbers))
-        for one in waiting:
-            one(number)
+        for callback in waiting:
+            callback(number)
 
 
 class Undoing(Agreeing):
@@ -263,8 +263,8 @@ def test_a_hundred_new_keys_posted_in_opposite_orders():
         buffers = {f"key {number}": np.full(5, float(number)) for number in range(100)}
         names = list(buffers) if rank == 0 else list(reversed(buffers))
         pending = [engine.post(name, ring.all_reduce(buffers[name])) for name in names]
-        for one in pending:
-            engine.wait(one)
+        for collective in pending:
+            engine.wait(collective)
         return [float(buffer[0]) for buffer in buffers.values()]
 
     try:
@@ -281,8 +281,8 @@ def test_more_calls_of_one_key_than_tags():
     def work(rank, engine):
         buffers = [np.full(5, float(call)) for call in range(30)]
         pending = [engine.post("x", ring.all_reduce(buffer)) for buffer in buffers]  # all of them before the first wait
-        for one in reversed(pending):
-            engine.wait(one)
+        for collective in reversed(pending):
+            engine.wait(collective)
         return [float(buffer[0]) for buffer in buffers]
 
     try:
@@ -337,8 +337,8 @@ def test_different_groups_can_use_equal_keys(engines):
         pending = [
             (group, group.post("x", ring.all_reduce(buffer))) for group, buffer in zip(groups, buffers, strict=True)
         ]
-        for group, one in pending:
-            group.wait(one)
+        for group, collective in pending:
+            group.wait(collective)
         return {str(group): float(buffer[0]) for group, buffer in zip(groups, buffers, strict=True)}
 
     assert on_both(made, work) == [

@@ -14,8 +14,8 @@ WAYS = pytest.mark.parametrize("call", [eagerly, in_a_graph])
 
 def exchanged(group, call, method, *tensors, **arguments):
     """What a method of the group's `Exchange` returns, as arrays."""
-    found = call(lambda *given: getattr(Exchange(group), method)(*given, **arguments), *map(tf.constant, tensors))
-    return tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
+    result = call(lambda *given: getattr(Exchange(group), method)(*given, **arguments), *map(tf.constant, tensors))
+    return tf.nest.map_structure(lambda tensor: tensor.numpy(), result)
 
 
 def rows_of(rank, dtype=np.float32):
@@ -30,9 +30,9 @@ def together(size, dtype=np.float32):
 @BOTH_WAYS
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gather_takes_any_number_of_rows(ranks, size, call, dtype):
-    for found in ranks(size)(lambda group: exchanged(group, call, "all_gather", rows_of(group.rank, dtype))):
-        assert found.dtype == dtype
-        np.testing.assert_array_equal(found, together(size, dtype))
+    for gathered in ranks(size)(lambda group: exchanged(group, call, "all_gather", rows_of(group.rank, dtype))):
+        assert gathered.dtype == dtype
+        np.testing.assert_array_equal(gathered, together(size, dtype))
 
 
 @BOTH_WAYS
@@ -42,8 +42,8 @@ def test_gather_along_another_axis(ranks, size, call, axis):
         return np.swapaxes(np.full((rank + 1, 3, 2), rank), 0, axis)
 
     expected = np.concatenate([given(rank) for rank in range(size)], axis)
-    for found in ranks(size)(lambda group: exchanged(group, call, "all_gather", given(group.rank), axis=axis)):
-        np.testing.assert_array_equal(found, expected)
+    for gathered in ranks(size)(lambda group: exchanged(group, call, "all_gather", given(group.rank), axis=axis)):
+        np.testing.assert_array_equal(gathered, expected)
 
 
 @BOTH_WAYS
@@ -54,8 +54,8 @@ def test_gather_of_strings(ranks, size, call):
     def work(group):
         return exchanged(group, call, "all_gather", np.array(given[group.rank], object).reshape(-1, 2)).tolist()
 
-    for found in ranks(size)(work):
-        assert found == [row for rows in given for row in rows]
+    for gathered in ranks(size)(work):
+        assert gathered == [row for rows in given for row in rows]
 
 
 @BOTH_WAYS
@@ -63,11 +63,11 @@ def test_gather_of_strings(ranks, size, call):
 def test_broadcast_gives_all_ranks_the_roots_tensor(ranks, size, call, dtype, shape):
     values = np.random.default_rng(0).integers(0, 2, (size, *shape)).astype(dtype)
     for root in range(size):
-        for found in ranks(size)(
+        for received in ranks(size)(
             lambda group, root=root: exchanged(group, call, "broadcast", values[group.rank], root=root)
         ):
-            assert (found.dtype, found.shape) == (dtype, shape)
-            np.testing.assert_array_equal(found, values[root])
+            assert (received.dtype, received.shape) == (dtype, shape)
+            np.testing.assert_array_equal(received, values[root])
 
 
 def test_broadcast_once_raises_for_different_signatures(ranks):
@@ -91,9 +91,9 @@ def test_reduce_scatter_leaves_each_its_rows(ranks, size, call, rows, combine):
         return np.arange(3 * rows).reshape(rows, 3) * (rank + 1)
 
     expected = np.array_split(combine.reduce([given(rank) for rank in range(size)]), size)
-    found = ranks(size)(lambda group: exchanged(group, call, "reduce_scatter", given(group.rank), combine=combine))
-    for own, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(own, other)
+    results = ranks(size)(lambda group: exchanged(group, call, "reduce_scatter", given(group.rank), combine=combine))
+    for part, other in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(part, other)
 
 
 @BOTH_WAYS
@@ -105,8 +105,8 @@ def test_reduce_scatter_by_numbers_of_rows(ranks, size, call):
         given = np.full((total, 2), group.rank + 1.0)
         return exchanged(group, call, "reduce_scatter", given, rows=tf.constant(group.rank))
 
-    for rank, found in enumerate(ranks(size)(work)):
-        np.testing.assert_array_equal(found, np.full((rank, 2), sum(range(size + 1))))
+    for rank, part in enumerate(ranks(size)(work)):
+        np.testing.assert_array_equal(part, np.full((rank, 2), sum(range(size + 1))))
 
 
 @BOTH_WAYS
@@ -118,8 +118,8 @@ def test_means_of_halves_do_not_overflow_on_any_rank(ranks, size, call):
         given[0] = 60_000
         return exchanged(group, call, "reduce_scatter", given, mean=True)
 
-    for rank, found in enumerate(ranks(size)(work)):
-        np.testing.assert_allclose(found, np.full((1, 2), 1 if rank else 60_000), rtol=1e-3)
+    for rank, part in enumerate(ranks(size)(work)):
+        np.testing.assert_allclose(part, np.full((1, 2), 1 if rank else 60_000), rtol=1e-3)
 
 
 @BOTH_WAYS
@@ -133,8 +133,8 @@ def test_all_to_all_sends_each_its_rows(ranks, size, call, dtype):
     def given(rank):
         return np.repeat(np.arange(size) * rank, splits_of(rank)).astype(dtype)[:, np.newaxis]
 
-    found = ranks(size)(lambda group: exchanged(group, call, "all_to_all", given(group.rank), splits_of(group.rank)))
-    for rank, (rows, counts) in enumerate(found):
+    results = ranks(size)(lambda group: exchanged(group, call, "all_to_all", given(group.rank), splits_of(group.rank)))
+    for rank, (rows, counts) in enumerate(results):
         np.testing.assert_array_equal(counts, [splits_of(other)[rank] for other in range(size)])
         np.testing.assert_array_equal(rows[:, 0], np.repeat(np.arange(size) * rank, counts).astype(dtype))
 
@@ -167,14 +167,14 @@ def test_static_shapes_in_graphs():
 
     @tf.function(input_signature=[tf.TensorSpec([None, 4])])
     def trace(x):
-        for found in (
+        for result in (
             exchange.all_gather(x),
             exchange.all_gather(x, axis=1),
             exchange.broadcast(x),
             exchange.reduce_scatter(x),
             exchange.all_to_all(x, [tf.shape(x)[0]])[0],
         ):
-            shapes.append(found.shape.as_list())
+            shapes.append(result.shape.as_list())
 
     trace.get_concrete_function()
     assert shapes == [[None, 4], [None, None], [None, 4], [None, 4], [None, 4]]
@@ -192,14 +192,14 @@ def test_single_process_gets_its_own_tensors(call):
 
 @pytest.mark.parametrize("method", ["all_gather", "reduce_scatter", "all_to_all"])
 def test_scalars_and_tensors_of_unknown_rank_raise(method):
-    one = getattr(Exchange(world.current().group), method)
+    collective = getattr(Exchange(world.current().group), method)
     more = [[1]] if method == "all_to_all" else []
     with pytest.raises(ValueError, match=f"{method} needs a tensor of at least one dimension; got a scalar"):
-        one(tf.constant(1.0), *more)
+        collective(tf.constant(1.0), *more)
 
     @tf.function(input_signature=[tf.TensorSpec(None)])
     def trace(x):
-        one(x, *more)
+        collective(x, *more)
 
     with pytest.raises(ValueError, match=f"{method} must know how many dimensions .* call tf.ensure_shape"):
         trace.get_concrete_function()

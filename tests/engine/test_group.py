@@ -66,16 +66,16 @@ def test_using_returns_a_group_with_another_algorithm():
 
 
 def test_numbers_are_counted_per_kind_and_group():
-    one = engine()
+    local_engine = engine()
     counted = [
         (group, kind, group.number(kind))
         for group, kind in [
-            (ProcessGroup(one), "strategy"),
-            (ProcessGroup(one), "strategy"),
-            (ProcessGroup(one), "exchange"),
-            (ProcessGroup(one, (2, 0)), "strategy"),
-            (ProcessGroup(one, (0, 2)), "strategy"),  # in another order it is another group
-            (ProcessGroup(one, (0, 1, 2, 3, 4)), "strategy"),
+            (ProcessGroup(local_engine), "strategy"),
+            (ProcessGroup(local_engine), "strategy"),
+            (ProcessGroup(local_engine), "exchange"),
+            (ProcessGroup(local_engine, (2, 0)), "strategy"),
+            (ProcessGroup(local_engine, (0, 2)), "strategy"),  # in another order it is another group
+            (ProcessGroup(local_engine, (0, 1, 2, 3, 4)), "strategy"),
         ]
     ]
     assert [number for _, _, number in counted] == [0, 1, 0, 0, 0, 2]
@@ -108,10 +108,10 @@ def test_group_of_one_runs_without_a_server():
 
 
 def test_engine_failure_fails_its_groups():
-    one = engine()
-    groups = [ProcessGroup(one), ProcessGroup(one, (2,))]
+    local_engine = engine()
+    groups = [ProcessGroup(local_engine), ProcessGroup(local_engine, (2,))]
     assert [group.failure for group in groups] == [None, None]
-    one.fail(TfdistError("lost"))
+    local_engine.fail(TfdistError("lost"))
     assert [str(group.failure) for group in groups] == ["lost", "lost"]
     with pytest.raises(TfdistError, match="lost"):
         groups[1].run("sum", ring.all_reduce(np.ones(3)))

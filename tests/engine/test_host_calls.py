@@ -16,14 +16,14 @@ def subnormal():
 
 def in_graph(function):
     """What a host function gives in a thread of TensorFlow."""
-    found = []
+    results = []
 
     def call(value):
-        found.append(function())
+        results.append(function())
         return value
 
     tf.function(lambda value: host_call(call, [value], tf.float32, name="call"))(tf.zeros([]))
-    return found[0]
+    return results[0]
 
 
 def test_subnormal_numbers_are_not_flushed_to_zero():
@@ -50,24 +50,24 @@ def test_only_host_calls_module_uses_py_function():
 
 def test_floating_point_mode_is_restored_after_an_error():
     """Also after an error."""
-    found = []
+    modes = []
 
     def call(value):
-        found.append(subnormal())
+        modes.append(subnormal())
         try:
             with GradualUnderflow():
-                found.append(subnormal())
+                modes.append(subnormal())
                 raise KeyError
         except KeyError:
-            found.append(subnormal())
+            modes.append(subnormal())
         return value
 
     tf.function(lambda value: tf.py_function(call, [value], tf.float32))(tf.zeros([]))
-    before, within, after = found
+    before, within, after = modes
     assert within == subnormal()
     assert after == before
 
 
 def test_host_call_returns_several_results():
     double = tf.function(lambda a, b: host_call(lambda x, y: [x + y, x * y], [a, b], [tf.float32] * 2, name="both"))
-    assert [float(one) for one in double(tf.constant(2.0), tf.constant(3.0))] == [5, 6]
+    assert [float(result) for result in double(tf.constant(2.0), tf.constant(3.0))] == [5, 6]

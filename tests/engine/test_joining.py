@@ -135,10 +135,10 @@ def test_ranks_with_fewer_batches_stand_in_until_all_have_joined(engines):
             sums.append(float(buffer[0]))
         return sums, engine.join()
 
-    found = on_all(engines, work)
+    results = on_all(engines, work)
     expected = [7.0] * 2 + [6.0] * 3 + [4.0] * 3
-    assert [sums for sums, _ in found] == [expected[:2], expected[:5], expected]
-    assert [last for _, last in found] == [2, 2, 2]
+    assert [sums for sums, _ in results] == [expected[:2], expected[:5], expected]
+    assert [last for _, last in results] == [2, 2, 2]
 
 
 def test_ranks_can_join_again(engines):
@@ -151,6 +151,6 @@ def test_ranks_can_join_again(engines):
             last.append((engine.join(), buffer[0]))
         return last
 
-    found = on_all(engines, work)
-    assert [[epoch[0] for epoch in ranks] for ranks in found] == [[0, 1]] * 3
-    assert found[0][0][1] == found[1][1][1] == 1.0, "in their additional batch the others stand in"
+    results = on_all(engines, work)
+    assert [[epoch[0] for epoch in ranks] for ranks in results] == [[0, 1]] * 3
+    assert results[0][0][1] == results[1][1][1] == 1.0, "in their additional batch the others stand in"

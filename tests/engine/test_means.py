@@ -29,11 +29,11 @@ def mean(arrays):
     def again(_):
         sums.append("again")
         scale = made[0].summed.dtype.type(2.0 ** -((len(arrays) - 1).bit_length()))
-        return summed([one.summed * scale for one in made])
+        return summed([rank_mean.summed * scale for rank_mean in made])
 
-    found = made[0].finished(summed([one.summed for one in made]), again)
-    assert found.dtype == arrays[0].dtype
-    return found, 1 + len(sums)
+    result = made[0].finished(summed([rank_mean.summed for rank_mean in made]), again)
+    assert result.dtype == arrays[0].dtype
+    return result, 1 + len(sums)
 
 
 def largest(dtype):
@@ -44,9 +44,9 @@ def largest(dtype):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_mean_that_is_representable_does_not_overflow(size, dtype):
     arrays = [np.array([largest(dtype), -largest(dtype), 0.75 * largest(dtype), 1.0]).astype(dtype)] * size
-    found, sums = mean(arrays)
+    result, sums = mean(arrays)
     precision = float(ml_dtypes.finfo(dtype).eps)
-    np.testing.assert_allclose(found.astype(np.float64), arrays[0].astype(np.float64), rtol=size * precision)
+    np.testing.assert_allclose(result.astype(np.float64), arrays[0].astype(np.float64), rtol=size * precision)
     assert sums == (1 if size == 1 else 2)
 
 
@@ -57,9 +57,9 @@ def test_mean_of_halves_whose_sum_overflows_is_exact():
 @pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
 def test_complex_means_do_not_overflow(dtype):
     most = np.finfo(dtype).max
-    found, _ = mean([np.array([most + 1j, 1 - most * 1j, 3 + 4j], dtype)] * 3)
-    np.testing.assert_allclose(found.real, [most, 1, 3], rtol=1e-6)
-    np.testing.assert_allclose(found.imag, [1, -most, 4], rtol=1e-6)
+    result, _ = mean([np.array([most + 1j, 1 - most * 1j, 3 + 4j], dtype)] * 3)
+    np.testing.assert_allclose(result.real, [most, 1, 3], rtol=1e-6)
+    np.testing.assert_allclose(result.imag, [1, -most, 4], rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -67,8 +67,8 @@ def test_mean_without_overflow_equals_sum_divided_by_size(dtype):
     """Bitwise, also for the smallest numbers; and in one sum."""
     smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
     arrays = [np.append(rng.standard_normal(40_000), [smallest, 3 * smallest, -0.0]).astype(dtype) for _ in range(4)]
-    found, sums = mean(arrays)
-    np.testing.assert_array_equal(found, (summed(arrays).astype(np.float64) / 4).astype(dtype))
+    result, sums = mean(arrays)
+    np.testing.assert_array_equal(result, (summed(arrays).astype(np.float64) / 4).astype(dtype))
     assert sums == 1
 
 
@@ -92,8 +92,8 @@ def test_integers_are_rounded_towards_zero(size, dtype):
         np.concatenate([ends, rng.permutation(ends), rng.integers(limits.min, limits.max, 50, dtype, endpoint=True)])
         for _ in range(size)
     ]
-    found, sums = mean(arrays)
-    for place, value in enumerate(found):
+    result, sums = mean(arrays)
+    for place, value in enumerate(result):
         exact = Fraction(sum(int(array[place]) for array in arrays), size)
         assert int(value) == int(exact)  # which rounds towards zero
     assert sums == 1
@@ -114,8 +114,8 @@ def test_overflow_in_one_part_repeats_the_sum_everywhere():
     scaled = made[0].summed * np.float16(0.5) + made[1].summed * np.float16(0.5)
     for rank, expected in enumerate([55_000, 2.0]):
         part = slice(rank, rank + 1)
-        found = made[rank].finished(total[part].copy(), lambda _, part=part: scaled[part].copy(), anywhere)
-        np.testing.assert_allclose(found, [expected], rtol=1e-3)
+        result = made[rank].finished(total[part].copy(), lambda _, part=part: scaled[part].copy(), anywhere)
+        np.testing.assert_allclose(result, [expected], rtol=1e-3)
     assert asked == [True, False]
 
 
@@ -123,6 +123,6 @@ def test_overflow_in_one_part_repeats_the_sum_everywhere():
 def test_the_smallest_numbers_are_exact_beside_one_that_overflows(dtype):
     smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
     array = np.array([largest(dtype), smallest, 3 * smallest]).astype(dtype)
-    found, sums = mean([array] * 4)
-    np.testing.assert_array_equal(found, array)
+    result, sums = mean([array] * 4)
+    np.testing.assert_array_equal(result, array)
     assert sums == 2

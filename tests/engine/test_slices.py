@@ -14,13 +14,13 @@ def summed(group, call, values, indices, shape=None, **arguments):
     """As arrays: the values, the indices, and the dense shape."""
 
     def all_reduce(*components):
-        found = Slices(group).all_reduce(tf.IndexedSlices(*components), **arguments)
-        assert values.shape[1:] == tuple(found.values.shape[1:])
-        return found
+        slices = Slices(group).all_reduce(tf.IndexedSlices(*components), **arguments)
+        assert values.shape[1:] == tuple(slices.values.shape[1:])
+        return slices
 
     components = [tf.constant(values), tf.constant(indices), *([] if shape is None else [tf.constant(shape)])]
-    found = call(all_reduce, *components)
-    return found.values.numpy(), found.indices.numpy(), None if shape is None else found.dense_shape.numpy()
+    slices = call(all_reduce, *components)
+    return slices.values.numpy(), slices.indices.numpy(), None if shape is None else slices.dense_shape.numpy()
 
 
 def rows_of(rank, dtype=np.float32):
@@ -92,9 +92,9 @@ def test_rows_are_weighted(ranks, call, dtype):
     def work(group):
         given, indices = np.ones((2, 3), dtype), np.array([1, 1])
         weight = tf.constant(weights[group.rank], tf.float64)
-        found = summed(group, call, given, indices, weight=weight)
+        result = summed(group, call, given, indices, weight=weight)
         np.testing.assert_array_equal(given, 1)
-        return found
+        return result
 
     for values, _, _ in ranks(2)(work):
         assert values.dtype == dtype
@@ -105,10 +105,10 @@ def test_rows_are_weighted(ranks, call, dtype):
 def test_sum_of_no_rows_is_empty(ranks, size, call):
     values, indices = np.zeros((0, 3), np.float32), np.zeros(0, np.int32)
     for shape in (None, [8, 3]):
-        for found, places, _ in ranks(size)(
+        for rows, places, _ in ranks(size)(
             lambda group, shape=shape: summed(group, call, values, indices, shape, keep_rows=False)
         ):
-            assert (found.shape, found.dtype) == ((0, 3), np.float32)
+            assert (rows.shape, rows.dtype) == ((0, 3), np.float32)
             assert (places.shape, places.dtype) == ((0,), np.int32)
 
 
@@ -122,9 +122,9 @@ def test_rows_of_unknown_static_shape_are_gathered(ranks):
 
         return all_reduce(tf.fill([group.rank, 3], 5.0), tf.fill([group.rank], 2))
 
-    for found in ranks(2)(work):
-        np.testing.assert_array_equal(found.values, [[5, 5, 5]])
-        np.testing.assert_array_equal(found.indices, [2])
+    for slices in ranks(2)(work):
+        np.testing.assert_array_equal(slices.values, [[5, 5, 5]])
+        np.testing.assert_array_equal(slices.indices, [2])
 
 
 @pytest.mark.parametrize("call", [eagerly, in_a_graph])
@@ -137,22 +137,22 @@ def test_components_may_be_lists(ranks, call):
 
         return call(all_reduce)
 
-    for found in ranks(2)(work):
-        assert found.indices.numpy().tolist() == [0, 1]
-        assert found.dense_shape.numpy().tolist() == [9, 1]
+    for slices in ranks(2)(work):
+        assert slices.indices.numpy().tolist() == [0, 1]
+        assert slices.dense_shape.numpy().tolist() == [9, 1]
 
 
 @pytest.mark.parametrize("call", [eagerly, in_a_graph])
 def test_single_process_keeps_or_weights_its_rows(call):
     group = world.current().group
     values, indices = np.array([[1.0, np.nan], [2.0, 3.0]]), np.array([4, 4])
-    found, places, shape = summed(group, call, values, indices, [5, 2], keep_rows=False)
-    np.testing.assert_array_equal(found, values)
+    rows, places, shape = summed(group, call, values, indices, [5, 2], keep_rows=False)
+    np.testing.assert_array_equal(rows, values)
     np.testing.assert_array_equal(places, indices)
     assert shape.tolist() == [5, 2]
     for weight in (0.0, 0.5):
-        found, _, _ = summed(group, call, values, indices, weight=tf.constant(weight, tf.float64))
-        np.testing.assert_array_equal(found, weight * values if weight else np.zeros((2, 2)))
+        rows, _, _ = summed(group, call, values, indices, weight=tf.constant(weight, tf.float64))
+        np.testing.assert_array_equal(rows, weight * values if weight else np.zeros((2, 2)))
 
 
 def test_weight_with_contributes_or_integers_raises():
@@ -190,5 +190,5 @@ def test_duplicate_rows_are_added_on_the_host_with_gpus(ranks, size, call, dtype
         assert values.dtype == dtype
         assert indices.tolist() == [7, *range(size)]
         expected = [sum(range(1, size + 1)), *range(1, size + 1)]
-        np.testing.assert_array_equal(values, np.array([[one] * 3 for one in expected]).astype(dtype))
+        np.testing.assert_array_equal(values, np.array([[total] * 3 for total in expected]).astype(dtype))
         assert shape.tolist() == [9, 3]

@@ -15,12 +15,12 @@ def test_dense_tensors_and_slices_are_reduced_together(ranks, size, call):
 
         return [call(lambda mean=mean: reduced(mean)) for mean in (False, True)]
 
-    for found in ranks(size)(work):
-        for (one, slices, other), scale in zip(found, (1, size), strict=True):
-            np.testing.assert_allclose(one, [sum(range(size)) / scale])
+    for results in ranks(size)(work):
+        for (vector, slices, matrix), scale in zip(results, (1, size), strict=True):
+            np.testing.assert_allclose(vector, [sum(range(size)) / scale])
             np.testing.assert_allclose(slices.values[:, 0], [(rank + 1) / scale for rank in range(size)], rtol=1e-6)
             np.testing.assert_array_equal(slices.indices, range(size))
-            np.testing.assert_allclose(other, np.full([2, 2], size / scale))
+            np.testing.assert_allclose(matrix, np.full([2, 2], size / scale))
 
 
 def test_weights_apply_to_tensors_and_slices(ranks):

@@ -25,10 +25,10 @@ def test_ranks_approach_consensus_within_staleness_bound(ranks, bound):
         assert not mixing.staleness or max(mixing.staleness) <= bound
         return mixing.finish(weights)[0].tolist()
 
-    found = np.array(ranks(4)(work))
-    assert np.ptp(found[:, 0]) < {0: 1e-9, 20: 1.5}.get(bound, 0.5), "at first it is 3"
-    assert 0.5 < found[:, 0].mean() < 2.5
-    np.testing.assert_allclose(found[:, 1], 1)
+    results = np.array(ranks(4)(work))
+    assert np.ptp(results[:, 0]) < {0: 1e-9, 20: 1.5}.get(bound, 0.5), "at first it is 3"
+    assert 0.5 < results[:, 0].mean() < 2.5
+    np.testing.assert_allclose(results[:, 1], 1)
 
 
 def test_fast_rank_waits_at_the_staleness_bound(ranks):

@@ -37,19 +37,19 @@ def test_rounds_come_at_intervals(ranks):
 def test_settle_averages_ranks_that_have_trained(ranks):
     def work(group):
         course = made(group)
-        own = [np.full(3, float(group.rank)), np.ones(1)]
-        step, new, changes = course.settle(Progress(8 * group.rank, 1 + 2 * group.rank), own)
+        weights = [np.full(3, float(group.rank)), np.ones(1)]
+        step, new, changes = course.settle(Progress(8 * group.rank, 1 + 2 * group.rank), weights)
         assert (step, changes) == (5, True)
-        for one, other in zip(new, course.centre, strict=True):
-            np.testing.assert_array_equal(one, other)
-            assert one is not other
+        for array, other in zip(new, course.centre, strict=True):
+            np.testing.assert_array_equal(array, other)
+            assert array is not other
         return new[0][0].item(), course.distance
 
-    found = ranks(3)(work)
-    assert [one for one, _ in found] == [1.5] * 3
+    results = ranks(3)(work)
+    assert [average for average, _ in results] == [1.5] * 3
     length = np.sqrt(3 * 1.5**2 + 1)
     away = np.sqrt(3 * (1.5**2 + 0.5**2 + 0.5**2) / 3)
-    np.testing.assert_allclose([distance for _, distance in found], away / length)
+    np.testing.assert_allclose([distance for _, distance in results], away / length)
 
 
 def test_settle_without_steps_changes_nothing(ranks):
@@ -86,8 +86,8 @@ def test_course_counts_staleness_of_its_rounds(ranks):
 def test_distance_is_absolute_if_mean_is_zero(ranks, length):
     def work(group):
         course = made(group)
-        own = [np.full(3, length * (1 - 2 * group.rank)), np.zeros(1)]
-        course.settle(Progress(1, 1), own)
+        weights = [np.full(3, length * (1 - 2 * group.rank)), np.zeros(1)]
+        course.settle(Progress(1, 1), weights)
         return course.distance
 
     assert ranks(2)(work) == [pytest.approx(length * np.sqrt(3))] * 2

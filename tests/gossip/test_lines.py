@@ -15,7 +15,7 @@ def test_messages_arrive_in_their_order(ranks):
     """More of them than move at once, of different sizes, in both directions, and of two optimizers."""
 
     def work(group):
-        found = []
+        values = []
         lines = [MessageChannels(group, name) for name in ("a", "b")]
         other = 1 - group.rank
         for number in range(12):
@@ -28,8 +28,8 @@ def test_messages_arrive_in_their_order(ranks):
                 message = line.await_next(other)
                 assert (message.round, message.generation) == (number, place)
                 assert len(message.parts[0].view(np.int64)) == 10 ** (number % 5)
-                found.append(message.parts[0].view(np.int64)[-1].item())
-        return set(found)
+                values.append(message.parts[0].view(np.int64)[-1].item())
+        return set(values)
 
     assert ranks(2)(work) == [{1}, {0}]
 

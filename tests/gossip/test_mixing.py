@@ -28,23 +28,25 @@ def test_finish_handles_messages_sent_before_the_end(ranks):
     def work(group):
         others = [rank for rank in range(group.size) if rank != group.rank]
         mixing = Shouting(MessageChannels(group, "a"), others)
-        found = []
+        results = []
         for _ in range(2):  # the lines are empty then
             mixing.heard = ()
             mixing.begin([np.zeros(2)])
             for number in range(group.rank):
                 mixing.assigned(0)
                 assert mixing.mix([np.full(2, 10.0**number)])
-            found.append(mixing.finish([np.zeros(2)])[0][0])
-            assert sorted(mixing.heard) == [(rank, one, one + 1) for rank in others for one in range(rank)]
-        return found
+            results.append(mixing.finish([np.zeros(2)])[0][0])
+            assert sorted(mixing.heard) == [
+                (rank, round_number, round_number + 1) for rank in others for round_number in range(rank)
+            ]
+        return results
 
     assert ranks(3)(work) == [[12.0, 12.0], [11.0, 11.0], [1.0, 1.0]]
 
 
 class Wishing:
-    def __init__(self, own):
-        self.is_requested, self.learned = own, []
+    def __init__(self, is_requested):
+        self.is_requested, self.learned = is_requested, []
 
     def own(self):
         return int(self.is_requested)
@@ -59,7 +61,7 @@ def test_a_wish_to_stop_is_passed_on_from_neighbour_to_neighbour(ranks):
 
     def work(group):
         mixing = SynchronousMixing(MessageChannels(group, "a"), line, Plain(), group.rank, group.size, overlaps=False)
-        wishes = mixing.wishes = Wishing(own=group.rank == 0)
+        wishes = mixing.wishes = Wishing(is_requested=group.rank == 0)
         rounds = []
         for _ in range(2):
             mixing.begin([np.zeros(2)])
@@ -80,7 +82,7 @@ def test_a_wish_to_stop_is_passed_on_from_neighbour_to_neighbour(ranks):
 
 
 def test_sums_are_arrays():
-    found = added([np.array(1.0), np.ones(2)], [np.array(2.0), np.full(2, 3.0)])
-    assert all(isinstance(one, np.ndarray) for one in found)
-    np.testing.assert_array_equal(found[0], 3)
-    np.testing.assert_array_equal(found[1], [4, 4])
+    sums = added([np.array(1.0), np.ones(2)], [np.array(2.0), np.full(2, 3.0)])
+    assert all(isinstance(array, np.ndarray) for array in sums)
+    np.testing.assert_array_equal(sums[0], 3)
+    np.testing.assert_array_equal(sums[1], [4, 4])

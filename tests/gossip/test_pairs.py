@@ -20,10 +20,10 @@ def test_pairwise_mixing_keeps_sums_and_approaches_consensus(ranks):
             weights = mixing.mix(weights)
         return mixing.finish(weights)[0].tolist()
 
-    found = np.array(ranks(4)(work))
-    np.testing.assert_allclose(found.sum(axis=0), [6, 4])
-    assert np.ptp(found[:, 0]) < 1.5
-    np.testing.assert_allclose(found[:, 1], 1)
+    results = np.array(ranks(4)(work))
+    np.testing.assert_allclose(results.sum(axis=0), [6, 4])
+    assert np.ptp(results[:, 0]) < 1.5
+    np.testing.assert_allclose(results[:, 1], 1)
 
 
 def test_simultaneous_requests_are_averaged_once(ranks):
@@ -34,9 +34,9 @@ def test_simultaneous_requests_are_averaged_once(ranks):
         def next_turn():
             nonlocal weights
             asked = mixing._asked
-            found = mixing.mix(weights)
-            changed = (found[0] != weights[0]).any()
-            weights = found
+            mixed = mixing.mix(weights)
+            changed = (mixed[0] != weights[0]).any()
+            weights = mixed
             return weights if changed and asked is not None else None
 
         until(next_turn)

@@ -26,9 +26,9 @@ def test_synchronous_mixing_keeps_sums_and_reaches_consensus(ranks, topology, ov
             weights = mixing.mix(weights)
         return mixing.finish(weights)[0].tolist()
 
-    found = np.array(ranks(4)(work))
-    np.testing.assert_allclose(found.sum(axis=0), [6, 4])
-    np.testing.assert_allclose(found, [[1.5, 1]] * 4, atol=1e-5)
+    results = np.array(ranks(4)(work))
+    np.testing.assert_allclose(results.sum(axis=0), [6, 4])
+    np.testing.assert_allclose(results, [[1.5, 1]] * 4, atol=1e-5)
 
 
 def test_overlap_uses_weights_one_step_later(ranks):
@@ -75,7 +75,7 @@ def test_value_assigned_during_overlap_is_kept(ranks):
         mixing = made(group, overlaps=True)
         mixing.mix([np.full(2, float(group.rank)), np.full(1, float(group.rank))])
         mixing.assigned(0)
-        return [one[0] for one in mixing.mix([np.full(2, 7.0), np.full(1, float(group.rank))])]
+        return [array[0] for array in mixing.mix([np.full(2, 7.0), np.full(1, float(group.rank))])]
 
     assert ranks(2)(work) == [[7.0, 0.5], [7.0, 0.5]]
 
@@ -89,8 +89,8 @@ def test_begin_resets_copies(ranks):
             mixing.begin([np.full(2, start)])
             weights = [start + np.array([group.rank, 4.0 * group.rank])]
             weights = mixing.mix(weights)
-            found = mixing.finish(weights)[0] - start
-            np.testing.assert_allclose(found, [group.rank, 4 * group.rank + (1 - 2 * group.rank)])
+            change = mixing.finish(weights)[0] - start
+            np.testing.assert_allclose(change, [group.rank, 4 * group.rank + (1 - 2 * group.rank)])
         return True
 
     assert ranks(2)(work) == [True, True]

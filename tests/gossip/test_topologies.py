@@ -5,11 +5,11 @@ from tfdist.gossip.topologies import Complete, ExponentialGraph, Graph, RandomPa
 
 
 def matrix(topology, size, number=0):
-    found = np.zeros([size, size])
+    weights = np.zeros([size, size])
     for rank in range(size):
         for other, weight in topology.sources(rank, size, number).items():
-            found[rank, other] = weight
-    return found + np.diag(1 - found.sum(axis=1))
+            weights[rank, other] = weight
+    return weights + np.diag(1 - weights.sum(axis=1))
 
 
 TOPOLOGIES = (Ring(), Complete(), ExponentialGraph(), RandomPairs(3))

@@ -11,8 +11,8 @@ ARRAYS = [np.arange(6.0).reshape(2, 3), np.array(2.0, np.float32), np.ones(4)]
 def test_attendance_is_added_up(ranks):
     def work(group):
         exchanges = Exchanges(group, "one", ["a"])
-        found = exchanges.attend(Attendance(10 * group.rank, 1, int(group.rank == 2), 0, 2), blocking=True)
-        return found, exchanges.furthest(group.rank + 5)
+        attendance = exchanges.attend(Attendance(10 * group.rank, 1, int(group.rank == 2), 0, 2), blocking=True)
+        return attendance, exchanges.furthest(group.rank + 5)
 
     assert ranks(3)(work) == [(Attendance(30, 3, 1, 0, 6), 7)] * 3
 
@@ -20,19 +20,19 @@ def test_attendance_is_added_up(ranks):
 def test_sums_are_weighted(ranks):
     def work(group):
         exchanges = Exchanges(group, "one", ["a", "b", "c"])
-        own = [one + one.dtype.type(group.rank) for one in ARRAYS]
+        values = [array + array.dtype.type(group.rank) for array in ARRAYS]
         if group.rank == 2:
-            own[0][:] = np.nan
-        kept = [one.copy() for one in own]
-        found = exchanges.finish(exchanges.begin([0, 1, 2], own, (0.25, 0.75, 0.0)[group.rank]), blocking=True)
-        for one, before in zip(own, kept, strict=True):
-            np.testing.assert_array_equal(one, before)
-        return found
+            values[0][:] = np.nan
+        kept = [array.copy() for array in values]
+        sums = exchanges.finish(exchanges.begin([0, 1, 2], values, (0.25, 0.75, 0.0)[group.rank]), blocking=True)
+        for array, before in zip(values, kept, strict=True):
+            np.testing.assert_array_equal(array, before)
+        return sums
 
-    for found in ranks(3)(work):
-        for one, expected in zip(found, ARRAYS, strict=True):
-            assert (one.dtype, one.shape) == (expected.dtype, expected.shape)
-            np.testing.assert_allclose(one, expected + 0.75)
+    for results in ranks(3)(work):
+        for result, expected in zip(results, ARRAYS, strict=True):
+            assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+            np.testing.assert_allclose(result, expected + 0.75)
 
 
 def test_two_exchanges_can_be_under_way_at_once(ranks):
@@ -53,10 +53,10 @@ def test_compression_residual_is_sent_later(ranks):
         values = np.random.default_rng(group.rank).normal(size=(40, 40))
         total = np.zeros([40, 40])
         for _ in range(60):
-            found, plain = exchanges.finish(exchanges.begin([0, 1], [values, np.ones(3)], 0.5), True)
-            total += found
+            average, plain = exchanges.finish(exchanges.begin([0, 1], [values, np.ones(3)], 0.5), True)
+            total += average
             np.testing.assert_array_equal(plain, 1)
-        return found, total / 60, values
+        return average, total / 60, values
 
     results = ranks(2)(work)
     assert np.count_nonzero(results[0][0]) <= 2 * 160
@@ -67,13 +67,13 @@ def test_compression_residual_is_sent_later(ranks):
 
 def test_single_process_exchanges_return_own_values():
     alone = SingleProcessExchanges()
-    own = Attendance(3, 1, 0, 1)
-    assert alone.attend(own, blocking=False) is own
+    attendance = Attendance(3, 1, 0, 1)
+    assert alone.attend(attendance, blocking=False) is attendance
     assert alone.furthest(4) == 4
-    found = alone.finish(alone.begin([0, 1, 2], ARRAYS, 0.5), blocking=False)
-    for one, expected in zip(found, ARRAYS, strict=True):
-        np.testing.assert_array_equal(one, expected)
-        assert one.shape == expected.shape
+    sums = alone.finish(alone.begin([0, 1, 2], ARRAYS, 0.5), blocking=False)
+    for array, expected in zip(sums, ARRAYS, strict=True):
+        np.testing.assert_array_equal(array, expected)
+        assert array.shape == expected.shape
 
 
 def test_different_variables_are_an_error(ranks):

@@ -47,7 +47,7 @@ def test_everything_is_averaged_at_the_start():
     rounds = made(variables=1, slots=2, start_after=2)
     assert rounds.first(0) == Turn(1, rounds.everything)
     assert rounds.places(rounds.everything) == [0, 1, 2]
-    turn, new = rounds.average(Progress(1, 1), 0.1, [np.full(3, float(one)) for one in range(3)])
+    turn, new = rounds.average(Progress(1, 1), 0.1, [np.full(3, float(value)) for value in range(3)])
     assert turn == Turn(1, rounds.everything)
     np.testing.assert_array_equal(new, [[0.0] * 3, [1.0] * 3, [2.0] * 3])
     turn, _ = rounds.average(Progress(2, 2), 0.1, new)
@@ -65,8 +65,8 @@ def test_settle_averages_weights_by_samples(ranks, counts):
         rounds = made(group, variables=2, slots=1, averages_slots=True)
         for place in (0, 1):
             rounds.assigned(place, np.ones(3), Progress(0, 0))
-        own = [np.full(3, float(group.rank)), np.full(3, 2.0 * group.rank), np.full(3, 4.0 * group.rank)]
-        return rounds.settle(Progress(counts[group.rank], 3), own), rounds.centre
+        values = [np.full(3, float(group.rank)), np.full(3, 2.0 * group.rank), np.full(3, 4.0 * group.rank)]
+        return rounds.settle(Progress(counts[group.rank], 3), values), rounds.centre
 
     share = counts[1] / sum(counts)
     for (step, new, changes), centre in ranks(2)(work):
@@ -135,8 +135,8 @@ def test_rank_without_steps_takes_values_of_others(ranks):
         if group.rank == 0:
             return rounds.settle(Progress(0, 0), [np.zeros(3)] * 2)
         for number in (0, 1):
-            _, found = rounds.exchange(number, Progress(4 * number + 4, number + 1), 0.1, [values[number]])
-            values[number] = found[0] + 1
+            _, exchanged = rounds.exchange(number, Progress(4 * number + 4, number + 1), 0.1, [values[number]])
+            values[number] = exchanged[0] + 1
         return rounds.settle(Progress(12, 3), values)
 
     for step, new, _ in ranks(2)(work):

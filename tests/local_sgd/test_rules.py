@@ -15,9 +15,9 @@ def test_averaging_adds_mean_change_and_mixes_own_values(mix):
     centre = rule.centre(BEFORE, MEAN)
     np.testing.assert_array_equal(centre[0], [1.5, -1.0])
     assert centre[1] == 2.0
-    own = rule.own(OWN, BEFORE, centre)
-    np.testing.assert_allclose(own[0], mix * OWN[0] + (1 - mix) * centre[0])
-    assert own[0] is not centre[0]
+    mixed = rule.own(OWN, BEFORE, centre)
+    np.testing.assert_allclose(mixed[0], mix * OWN[0] + (1 - mix) * centre[0])
+    assert mixed[0] is not centre[0]
     np.testing.assert_array_equal(BEFORE[0], [1.0, -2.0])
 
 
@@ -37,16 +37,16 @@ def test_elastic_rule_pulls_own_values_to_centre():
     rule = Elastic(0.5).for_fragment(2, delay=0)
     centre = rule.centre(BEFORE, MEAN)
     np.testing.assert_allclose(centre[0], BEFORE[0] + 0.5 * MEAN[0])
-    own = rule.own(OWN, BEFORE, centre)
-    np.testing.assert_allclose(own[0], OWN[0] - 0.25 * (OWN[0] - BEFORE[0]))
+    pulled = rule.own(OWN, BEFORE, centre)
+    np.testing.assert_allclose(pulled[0], OWN[0] - 0.25 * (OWN[0] - BEFORE[0]))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_dtypes_are_kept(dtype):
-    before, mean, own = ([one.astype(dtype) for one in arrays] for arrays in (BEFORE, MEAN, OWN))
+    before, mean, own = ([array.astype(dtype) for array in arrays] for arrays in (BEFORE, MEAN, OWN))
     for rule in (Averaging(0.5), Elastic(0.9).for_fragment(3, delay=0), Outer(keras.optimizers.SGD(0.5))):
         centre = rule.centre(before, mean)
-        assert {one.dtype for one in (*centre, *rule.own(own, before, centre))} == {np.dtype(dtype)}
+        assert {array.dtype for array in (*centre, *rule.own(own, before, centre))} == {np.dtype(dtype)}
 
 
 def test_states_of_fewer_rules_are_not_restored(caplog):
@@ -61,10 +61,10 @@ def test_states_of_fewer_rules_are_not_restored(caplog):
 
 def test_each_fragment_has_a_rule_of_its_own():
     outer = Outer(keras.optimizers.SGD(0.5, momentum=0.5))
-    one, other = outer.for_fragment(2, delay=0), outer.for_fragment(2, delay=0)
-    one.centre(BEFORE, MEAN)
-    assert one.state()
-    assert other.state() == outer.state() == []
+    first, second = outer.for_fragment(2, delay=0), outer.for_fragment(2, delay=0)
+    first.centre(BEFORE, MEAN)
+    assert first.state()
+    assert second.state() == outer.state() == []
 
 
 @pytest.mark.parametrize(("given", "delay", "mix"), [(None, 0, 0.0), (None, 1, 0.5), (0.25, 0, 0.25), (0, 2, 0.0)])
@@ -74,9 +74,9 @@ def test_default_mix_depends_on_delay(given, delay, mix):
 
 
 def test_names_of_outer_optimizers_do_not_matter():
-    one, other = (repr(Outer(keras.optimizers.SGD(0.7, momentum=0.9, name=name))) for name in ("a", "b"))
-    assert one == other
-    assert "0.9" in one
+    first, second = (repr(Outer(keras.optimizers.SGD(0.7, momentum=0.9, name=name))) for name in ("a", "b"))
+    assert first == second
+    assert "0.9" in first
 
 
 @pytest.mark.parametrize(

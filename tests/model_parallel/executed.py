@@ -54,12 +54,12 @@ def executed(function):
     ]
 
 
-def places(found, part):
+def places(operations, part):
     """How many operations with this part in their kind each device executed."""
     counts = {}
-    for one in found:
-        if part in one.kind:
-            counts[one.device] = counts.get(one.device, 0) + 1
+    for operation in operations:
+        if part in operation.kind:
+            counts[operation.device] = counts.get(operation.device, 0) + 1
     return counts
 
 

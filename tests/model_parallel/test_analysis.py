@@ -11,43 +11,43 @@ def test_costs_of_perceptron_equal_hand_computed_values():
     model = keras.Sequential(
         [keras.Input((8,)), keras.layers.Dense(16, "relu", name="a"), keras.layers.Dense(1, name="b")]
     )
-    found = analyze(model, 4)
-    assert [(call.name, call.kind) for call in found.calls] == [("a", "Dense"), ("b", "Dense")]
-    assert [call.flops for call in found.calls] == [4 * (2 * 8 * 16 + 16 + 16), 4 * (2 * 16 + 1)]
-    assert [call.parameters for call in found.calls] == [8 * 16 + 16, 16 + 1]
-    assert [call.activations for call in found.calls] == [4 * 16 * 4, 4 * 4]
-    assert found.work == found.depth == sum(call.flops for call in found.calls)
+    analysis = analyze(model, 4)
+    assert [(call.name, call.kind) for call in analysis.calls] == [("a", "Dense"), ("b", "Dense")]
+    assert [call.flops for call in analysis.calls] == [4 * (2 * 8 * 16 + 16 + 16), 4 * (2 * 16 + 1)]
+    assert [call.parameters for call in analysis.calls] == [8 * 16 + 16, 16 + 1]
+    assert [call.activations for call in analysis.calls] == [4 * 16 * 4, 4 * 4]
+    assert analysis.work == analysis.depth == sum(call.flops for call in analysis.calls)
 
 
 def test_shared_layer_counts_once_and_forms_parallel_branches():
     model = two_sequences(keras.layers.LSTM(8, name="lstm"))
-    found = analyze(model)
-    names = [call.name for call in found.calls]
+    analysis = analyze(model)
+    names = [call.name for call in analysis.calls]
     assert names[:2] == ["lstm", "lstm (2)"]
-    assert [call.parameters > 0 for call in found.calls[:2]] == [True, False], "counted once"
-    assert [call.device for call in found.calls[:2]] == ["/device:CPU:1", "/device:CPU:2"]
-    (branches,) = found.branches
+    assert [call.parameters > 0 for call in analysis.calls[:2]] == [True, False], "counted once"
+    assert [call.device for call in analysis.calls[:2]] == ["/device:CPU:1", "/device:CPU:2"]
+    (branches,) = analysis.branches
     assert branches.parts == (("lstm",), ("lstm (2)",))
-    assert found.parallelism == pytest.approx(2, rel=0.05)
+    assert analysis.parallelism == pytest.approx(2, rel=0.05)
 
 
 def test_nested_model_is_analyzed_call_by_call():
     inputs = keras.Input((8,))
     inner = functional()
-    found = analyze(keras.Model(inputs, inner(inputs) * 2.0))
-    own = analyze(inner)
-    assert [call.name for call in found.calls[:-1]] == [f"{inner.name}/{call.name}" for call in own.calls]
-    assert found.calls[-1].kind == "Multiply"
-    assert found.work == own.work + 1
-    assert sum(call.parameters for call in found.calls) == inner.count_params()
+    analysis = analyze(keras.Model(inputs, inner(inputs) * 2.0))
+    inner_analysis = analyze(inner)
+    assert [call.name for call in analysis.calls[:-1]] == [f"{inner.name}/{call.name}" for call in inner_analysis.calls]
+    assert analysis.calls[-1].kind == "Multiply"
+    assert analysis.work == inner_analysis.work + 1
+    assert sum(call.parameters for call in analysis.calls) == inner.count_params()
 
 
 def test_a_model_that_is_called_twice_is_one_call():
     inputs = keras.Input((8,))
     inner = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
-    found = analyze(keras.Model(inputs, inner(inner(inputs))))
-    assert [call.kind for call in found.calls] == ["Sequential", "Sequential"]
-    assert [call.parameters for call in found.calls] == [inner.count_params(), 0]
+    analysis = analyze(keras.Model(inputs, inner(inner(inputs))))
+    assert [call.kind for call in analysis.calls] == ["Sequential", "Sequential"]
+    assert [call.parameters for call in analysis.calls] == [inner.count_params(), 0]
 
 
 def test_report_names_calls_devices_and_parallelism():

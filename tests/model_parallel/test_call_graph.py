@@ -10,7 +10,7 @@ def graph(**calls):
     names = list(calls)
     return CallGraph(
         [
-            Call(name, "Dense", tuple(names.index(one) for one in inputs), cost, 0, 0)
+            Call(name, "Dense", tuple(names.index(input_name) for input_name in inputs), cost, 0, 0)
             for name, (inputs, cost) in calls.items()
         ]
     )
@@ -52,9 +52,9 @@ def test_nested_branches_are_found_and_overlapping_ones_ignored():
     nested = graph(
         a=("", 1), b=("a", 1), c=("b", 3), d=("b", 3), e=(["c", "d"], 1), f=("a", 4), g=(["e", "f"], 1)
     )  # fmt: skip
-    assert [(one.begin, one.end, one.gain) for one in nested.branches] == [("a", "g", 4), ("b", "e", 3)]
+    assert [(branch.begin, branch.end, branch.gain) for branch in nested.branches] == [("a", "g", 4), ("b", "e", 3)]
     crossed = graph(a=("", 1), b=("a", 1), c=("a", 1), d=(["b", "c"], 1), e=("c", 1), f=(["d", "e"], 1))
-    assert {one.end for one in crossed.branches} == {"d"}, "those that meet in f share c"
+    assert {branch.end for branch in crossed.branches} == {"d"}, "those that meet in f share c"
 
 
 def test_an_empty_graph():

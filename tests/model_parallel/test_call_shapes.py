@@ -16,8 +16,8 @@ class Patches(layers.Layer):
 
 def shapes(inputs, outputs, **kwargs):
     calls = ModelCalls(keras.Model(inputs, outputs))
-    found = shapes_of(calls, 5, **kwargs)
-    return [found[key].as_list() for call in calls.calls for key in call.outputs]
+    tensor_shapes = shapes_of(calls, 5, **kwargs)
+    return [tensor_shapes[key].as_list() for call in calls.calls for key in call.outputs]
 
 
 def test_known_shapes():

@@ -62,7 +62,7 @@ def nested():
     return keras.Model(inputs, outputs)
 
 
-MODELS = {one.__name__: one for one in (functional, sequential, built_late, Subclassed, nested)}
+MODELS = {builder.__name__: builder for builder in (functional, sequential, built_late, Subclassed, nested)}
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -70,17 +70,19 @@ MODELS = {one.__name__: one for one in (functional, sequential, built_late, Subc
 def test_forward_backward_and_update_are_where_layers_are_called(kind, optimizer):
     model = MODELS[kind]()
     model.compile(optimizer, "mse", jit_compile=False)
-    found = executed(train_step(model, 8))
+    operations = executed(train_step(model, 8))
     # 16 outputs: forward, and the gradient of the kernel; 1 output: forward, and two gradients.
-    assert [one for one in found if one.is_elsewhere] == []
-    assert places(found, "MatMul") == {"CPU:1": 2, "CPU:2": 3}, [one for one in found if "MatMul" in one.kind]
-    assert places(found, UPDATES) == {"CPU:1": 2, "CPU:2": 2}
-    assert "CPU:0" not in places(found, "Sigmoid"), "also gradients that are made in Python"
+    assert [operation for operation in operations if operation.is_elsewhere] == []
+    assert places(operations, "MatMul") == {"CPU:1": 2, "CPU:2": 3}, [
+        operation for operation in operations if "MatMul" in operation.kind
+    ]
+    assert places(operations, UPDATES) == {"CPU:1": 2, "CPU:2": 2}
+    assert "CPU:0" not in places(operations, "Sigmoid"), "also gradients that are made in Python"
     assert homes(model.trainable_variables) == ["CPU:1", "CPU:1", "CPU:2", "CPU:2"]
     slots = model.optimizer.variables[2:]
     assert homes(slots) == (["CPU:1"] * 4 + ["CPU:2"] * 4 if optimizer == "adam" else [])
     if optimizer == "adam":
-        assert "CPU:0" not in places(found, "Sqrt")
+        assert "CPU:0" not in places(operations, "Sqrt")
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", sweep("adam")])
@@ -89,21 +91,21 @@ def test_devices_do_not_change_what_is_learnt(kind, optimizer):
     model = MODELS[kind]()
     alone = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "silu"), keras.layers.Dense(1)])
     alone.set_weights(model.get_weights())
-    for one in (model, alone):
-        one.compile(optimizer, "mse")
-        step = train_step(one, 8)
+    for each_model in (model, alone):
+        each_model.compile(optimizer, "mse")
+        step = train_step(each_model, 8)
         for _ in range(20):
             step()
-    for found, expected in zip(model.get_weights(), alone.get_weights(), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for weight, expected in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
 
 
-def two_sequences(layer, one="CPU:1", other="CPU:2"):
+def two_sequences(layer, first_device="CPU:1", second_device="CPU:2"):
     """A layer that encodes two sequences, each on a device."""
     inputs = [keras.Input((5, 4)), keras.Input((5, 4))]
-    with device_scope(one):
+    with device_scope(first_device):
         first = layer(inputs[0])
-    with device_scope(other):
+    with device_scope(second_device):
         second = layer(inputs[1])
     with device_scope("CPU:0"):
         joined = keras.layers.Concatenate()([first, second])
@@ -128,9 +130,9 @@ def test_a_layer_that_is_called_on_two_devices_computes_on_both(name):
         one.compile("adam", "mse")
     operations = executed(train_step(model, 5, 4, inputs=2))
     assert [one for one in operations if one.is_elsewhere] == []
-    found = places(operations, "MatMul")
-    assert found["CPU:1"] == found["CPU:2"] > 2
-    assert found["CPU:0"] == 3, "the layer that joins them"
+    counts = places(operations, "MatMul")
+    assert counts["CPU:1"] == counts["CPU:2"] > 2
+    assert counts["CPU:0"] == 3, "the layer that joins them"
     shared = model.layers[2]
     assert set(homes(shared.trainable_variables)) == {"CPU:1"}, "where it was called first"
     steps = train_step(model, 5, 4, inputs=2), train_step(alone, 5, 4, inputs=2)
@@ -149,8 +151,8 @@ def test_keras_operations_run_on_scope_device():
     with device_scope("CPU:2"):
         outputs = keras.ops.sum(keras.ops.sin(inputs) * 2.0, axis=1, keepdims=True)
     model = keras.Model(inputs, outputs)
-    found = executed(lambda: model.predict_on_batch(np.ones((ROWS, 8), "float32")))
-    assert places(found, "Sin") == {"CPU:2": 1}
+    operations = executed(lambda: model.predict_on_batch(np.ones((ROWS, 8), "float32")))
+    assert places(operations, "Sin") == {"CPU:2": 1}
 
 
 def test_fit_evaluate_and_predict_run_on_scope_devices():
@@ -160,8 +162,8 @@ def test_fit_evaluate_and_predict_run_on_scope_devices():
     history = model.fit(x, x[:, :1], epochs=3, verbose=0, validation_split=0.25).history
     assert history["loss"][-1] < history["loss"][0]
     assert model.predict(x, verbose=0).shape == (64, 1)
-    found = executed(lambda: model.evaluate(x, x[:, :1], verbose=0))
-    assert "CPU:0" not in places(found, "MatMul")
+    operations = executed(lambda: model.evaluate(x, x[:, :1], verbose=0))
+    assert "CPU:0" not in places(operations, "MatMul")
 
 
 def test_eager_calls_run_on_scope_device():
@@ -193,9 +195,9 @@ def test_mixed_precision():
     for one in (model, alone):
         one.compile("adam", "mse")
     steps = train_step(model, 8), train_step(alone, 8)
-    found = executed(steps[0])
-    assert [one for one in found if one.is_elsewhere] == []
-    assert set(places(found, "MatMul")) == {"CPU:1", "CPU:2"}
+    operations = executed(steps[0])
+    assert [one for one in operations if one.is_elsewhere] == []
+    assert set(places(operations, "MatMul")) == {"CPU:1", "CPU:2"}
     steps[1]()
     for _ in range(19):
         losses = [float(step()) for step in steps]
@@ -228,27 +230,27 @@ def test_automatic_jit_compile_is_turned_off(kind):
     train_step(model, 8)()
 
 
-def cnn(one, other):
+def cnn(first_device, second_device):
     """With a connection that skips what is on the other device."""
     inputs = keras.Input((8, 8, 1))
-    with device_scope(one):
+    with device_scope(first_device):
         hidden = keras.layers.Conv2D(4, 3, padding="same", activation="relu")(inputs)
-    with device_scope(other):
+    with device_scope(second_device):
         skipped = keras.layers.Conv2D(4, 3, padding="same", use_bias=False)(hidden)  # which would do nothing
         skipped = keras.layers.BatchNormalization()(skipped)
-    with device_scope(one):
+    with device_scope(first_device):
         joined = keras.layers.Add()([hidden, skipped])
         return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling2D()(joined)))
 
 
-def transformer(one, other):
+def transformer(first_device, second_device):
     inputs = keras.Input((6,))
-    with device_scope(one):
+    with device_scope(first_device):
         tokens = keras.ops.cast(keras.ops.abs(inputs) * 4, "int32")
         embedded = keras.layers.Embedding(20, 8)(tokens)
         attended = keras.layers.MultiHeadAttention(2, 4)(embedded, embedded)
         hidden = keras.layers.LayerNormalization()(embedded + attended)
-    with device_scope(other):
+    with device_scope(second_device):
         fed = keras.layers.Dense(8)(keras.layers.Dense(16, "gelu")(hidden))
         hidden = keras.layers.LayerNormalization()(hidden + fed)
         return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(hidden)))
@@ -263,9 +265,9 @@ def test_networks_learn_the_same_on_two_devices(make, shape, optimizer):
     for one in (model, alone):
         one.compile(optimizer, "mse")
     steps = train_step(model, *shape), train_step(alone, *shape)
-    found = executed(steps[0])
+    operations = executed(steps[0])
     steps[1]()
-    assert [one for one in found if one.is_elsewhere] == []
+    assert [one for one in operations if one.is_elsewhere] == []
     for _ in range(19):
         for step in steps:
             step()
@@ -287,11 +289,11 @@ class OwnStep(keras.Model):
 class Gan(keras.Model):
     """Two models on two devices, each with an optimizer, as in Keras's guide."""
 
-    def __init__(self, one, other):
+    def __init__(self, first_device, second_device):
         super().__init__()
-        with device_scope(one):
+        with device_scope(first_device):
             self.generator = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8)])
-        with device_scope(other):
+        with device_scope(second_device):
             self.discriminator = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
         self.optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01)]
 
@@ -301,24 +303,24 @@ class Gan(keras.Model):
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
         for number, part in enumerate((self.discriminator, self.generator)):
             with tf.GradientTape() as tape:
-                found = self.discriminator(tf.concat([self.generator(noise), real], 0))
+                logits = self.discriminator(tf.concat([self.generator(noise), real], 0))
                 labels = tf.concat([tf.fill((ROWS, 1), 1.0 - number), tf.zeros((ROWS, 1))], 0)
-                value = loss(labels, found)
+                value = loss(labels, logits)
             self.optimizers[number].apply(tape.gradient(value, part.trainable_weights), part.trainable_weights)
         return {"loss": value}
 
 
-def own_step(one, other):
+def own_step(first_device, second_device):
     inputs = keras.Input((8,))
-    with device_scope(one):
+    with device_scope(first_device):
         hidden = keras.layers.Dense(16, "relu")(inputs)
-    with device_scope(other):
+    with device_scope(second_device):
         return OwnStep(inputs, keras.layers.Dense(1)(hidden))
 
 
 @pytest.mark.parametrize("make", [own_step, Gan])
 def test_custom_train_step_runs_on_scope_devices(make):
-    found = []
+    weights = []
     for devices in (("CPU:1", "CPU:2"), ("CPU:0", "CPU:0")):
         keras.utils.set_random_seed(0)
         model = make(*devices)
@@ -328,6 +330,6 @@ def test_custom_train_step_runs_on_scope_devices(make):
         assert set(homes(model.trainable_variables)) == set(devices)
         for _ in range(9):
             step()
-        found.append(model.get_weights())
-    for one, other in zip(*found, strict=True):
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -75,15 +75,15 @@ def test_loops_count_by_their_trips():
 
 @pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
 def test_a_recurrent_layer_counts_as_its_steps(layer):
-    found = []
+    counts = []
     for unroll in (False, True):
         made = layer(16, unroll=unroll)
         made.build((2, 10, 8))
-        found.append(counted(made, of(2, 10, 8)))
-    assert found[0] == pytest.approx(found[1], rel=0.02)
+        counts.append(counted(made, of(2, 10, 8)))
+    assert counts[0] == pytest.approx(counts[1], rel=0.02)
     gates = {keras.layers.LSTM: 4, keras.layers.GRU: 3, keras.layers.SimpleRNN: 1}[layer]
     products = 10 * 2 * 2 * (8 + 16) * gates * 16
-    assert products < found[0] < 1.3 * products
+    assert products < counts[0] < 1.3 * products
 
 
 def test_unknown_shapes_and_trip_counts_raise():

@@ -13,7 +13,7 @@ from tfdist.model_parallel.keras_placement import device_of, is_placed, nodes_of
 
 
 def devices(model):
-    return [device_of(one) for one in nodes_of(model)]
+    return [device_of(node) for node in nodes_of(model)]
 
 
 def test_calls_know_their_devices():
@@ -70,8 +70,8 @@ def test_cloned_models_keep_devices():
     for make in (functional, sequential, nested):
         clone = keras.models.clone_model(make())
         clone.compile("sgd", "mse")
-        found = executed(train_step(clone, 8))
-        assert places(found, "MatMul") == {"CPU:1": 2, "CPU:2": 3}, make
+        operations = executed(train_step(clone, 8))
+        assert places(operations, "MatMul") == {"CPU:1": 2, "CPU:2": 3}, make
         assert homes(clone.trainable_variables) == ["CPU:1", "CPU:1", "CPU:2", "CPU:2"], make
 
 
@@ -86,8 +86,8 @@ def test_each_call_of_shared_layer_has_its_own_device():
         outputs = layer(hidden)
     model = keras.Model(inputs, outputs)
     assert devices(model) == ["/device:CPU:1", None, "/device:CPU:2"]
-    found = executed(lambda: model.predict_on_batch(np.ones((2, 4), "float32")))
-    assert places(found, "MatMul") == {"CPU:0": 1, "CPU:1": 1, "CPU:2": 1}
+    operations = executed(lambda: model.predict_on_batch(np.ones((2, 4), "float32")))
+    assert places(operations, "MatMul") == {"CPU:0": 1, "CPU:1": 1, "CPU:2": 1}
 
 
 def test_custom_training_loop_runs_on_scope_devices():
@@ -101,8 +101,8 @@ def test_custom_training_loop_runs_on_scope_devices():
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
 
-    found = executed(step)
-    assert places(found, "MatMul") == {"CPU:1": 2, "CPU:2": 3}
+    operations = executed(step)
+    assert places(operations, "MatMul") == {"CPU:1": 2, "CPU:2": 3}
     first = float(step())
     assert float(step()) < first
 
@@ -111,12 +111,12 @@ def test_unbuilt_sequential_runs_on_device_of_each_call():
     shared = keras.Sequential([keras.layers.Dense(4)])
     inputs = [keras.Input((8,)), keras.Input((8,))]
     outputs = []
-    for device, one in zip(("CPU:1", "CPU:2"), inputs, strict=True):
+    for device, tensor in zip(("CPU:1", "CPU:2"), inputs, strict=True):
         with device_scope(device):
-            outputs.append(shared(one))
+            outputs.append(shared(tensor))
     model = keras.Model(inputs, keras.layers.Add()(outputs))
-    found = executed(lambda: model.predict([np.ones((4, 8))] * 2, verbose=0))
-    assert places(found, "MatMul") == {"CPU:1": 1, "CPU:2": 1}
+    operations = executed(lambda: model.predict([np.ones((4, 8))] * 2, verbose=0))
+    assert places(operations, "MatMul") == {"CPU:1": 1, "CPU:2": 1}
 
 
 def test_custom_jit_compiled_function_raises():
@@ -136,8 +136,8 @@ def test_device_scope_with_several_replicas_per_process_raises():
 def test_optimizer_operations_run_on_device_of_variable():
     model = functional()
     model.compile(keras.optimizers.Adam(0.01, weight_decay=0.1, gradient_accumulation_steps=2), "mse")
-    found = executed(train_step(model, 8))
-    assert set(places(found, "AssignSub")) == {"CPU:1", "CPU:2"}
-    assigned = places(found, "AssignVariable")
+    operations = executed(train_step(model, 8))
+    assert set(places(operations, "AssignSub")) == {"CPU:1", "CPU:2"}
+    assigned = places(operations, "AssignVariable")
     assert assigned["CPU:1"] == assigned["CPU:2"] >= 2, "the accumulators"
     assert assigned["CPU:0"] <= 4, "iterations and what metrics keep"

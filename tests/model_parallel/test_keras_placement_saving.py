@@ -24,9 +24,9 @@ def test_a_loaded_model_computes_where_the_saved_one_did(kind, tmp_path):
     step()
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    found = executed(train_step(loaded, 8))
-    assert places(found, "MatMul") == {"CPU:1": 2, "CPU:2": 3}
-    assert [one for one in found if one.is_elsewhere] == []
+    operations = executed(train_step(loaded, 8))
+    assert places(operations, "MatMul") == {"CPU:1": 2, "CPU:2": 3}
+    assert [one for one in operations if one.is_elsewhere] == []
     assert homes(loaded.trainable_variables) == ["CPU:1", "CPU:1", "CPU:2", "CPU:2"]
     assert homes(loaded.optimizer.variables[2:]) == ["CPU:1"] * 4 + ["CPU:2"] * 4
     step()
@@ -39,9 +39,9 @@ def test_loaded_shared_layer_runs_on_both_devices(tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     loaded.compile("sgd", "mse")
-    found = executed(train_step(loaded, 5, 4, inputs=2))
-    assert [one for one in found if one.is_elsewhere] == []
-    counts = places(found, "MatMul")
+    operations = executed(train_step(loaded, 5, 4, inputs=2))
+    assert [operation for operation in operations if operation.is_elsewhere] == []
+    counts = places(operations, "MatMul")
     assert counts["CPU:1"] == counts["CPU:2"] > 2
     assert set(homes(loaded.layers[2].trainable_variables)) == {"CPU:1"}
 
@@ -99,11 +99,11 @@ def test_plain_keras_loads_placed_models(make, tmp_path):
     model = make()
     model.save(tmp_path / "model.keras")
     expected = model.predict(np.ones((1, 8), "float32"), verbose=0)
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", PLAIN, str(tmp_path / "model.keras")], capture_output=True, text=True, timeout=100
     )
-    assert found.returncode == 0, found.stderr
-    np.testing.assert_allclose(json.loads(found.stdout.splitlines()[-1]), expected, rtol=1e-6)
+    assert completed.returncode == 0, completed.stderr
+    np.testing.assert_allclose(json.loads(completed.stdout.splitlines()[-1]), expected, rtol=1e-6)
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -116,8 +116,8 @@ class Block(keras.layers.Layer):
         self.inner = [keras.layers.Dense(units) for _ in range(2)]
 
     def build(self, input_shape):
-        for one in self.inner:
-            one.build(input_shape)
+        for layer in self.inner:
+            layer.build(input_shape)
             input_shape = (*input_shape[:-1], self.units)
 
     def call(self, inputs):

@@ -21,10 +21,10 @@ print(json.dumps([[one.value.device[-5:] for one in each.variables] for each in 
 
 def test_tfdist_loads_the_devices(tmp_path):
     functional().save(tmp_path / "model.keras")
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", LOADING, str(tmp_path / "model.keras")], capture_output=True, text=True, timeout=100
     )
-    assert found.returncode == 0, found.stderr
-    plain, ours = json.loads(found.stdout.splitlines()[-1])
+    assert completed.returncode == 0, completed.stderr
+    plain, ours = json.loads(completed.stdout.splitlines()[-1])
     assert plain == ["CPU:0"] * 4
     assert ours == ["CPU:1", "CPU:1", "CPU:2", "CPU:2"]

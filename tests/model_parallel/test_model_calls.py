@@ -58,8 +58,8 @@ def test_calls_run_in_sequence_equal_the_model(name):
     calls = ModelCalls(model)
     shapes = [[5, *tensor.shape[1:]] for tensor in model.inputs]
     given = [
-        tf.constant(np.random.default_rng(0).integers(0, 4, shape), one.dtype)
-        for one, shape in zip(model.inputs, shapes, strict=True)
+        tf.constant(np.random.default_rng(0).integers(0, 4, shape), model_input.dtype)
+        for model_input, shape in zip(model.inputs, shapes, strict=True)
     ]
     values = dict(zip(calls.inputs, given, strict=True))
     for place in range(len(calls.calls)):
@@ -67,8 +67,8 @@ def test_calls_run_in_sequence_equal_the_model(name):
         assert set(calls.sources(part)) <= values.keys()
         calls.run(part, values, training=False)
         assert set(calls.needed_of(place, place + 1)) <= values.keys()
-    (found,) = (values[key] for key in calls.outputs)
-    np.testing.assert_array_equal(found, model(given if len(given) > 1 else given[0], training=False))
+    (result,) = (values[key] for key in calls.outputs)
+    np.testing.assert_array_equal(result, model(given if len(given) > 1 else given[0], training=False))
 
 
 def test_models_with_several_inputs_are_opened():

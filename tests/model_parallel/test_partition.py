@@ -56,18 +56,18 @@ def test_stages_compute_on_their_devices_and_learn_the_same(name, balance):
     make, shapes, outputs = MODELS[name]
     keras.utils.set_random_seed(0)
     model = make()
-    found = partition(model, DEVICES, balance=balance, batch_size=16, verbose=False)
-    assert [stage.device for stage in found.stages] == [f"/device:{one}" for one in DEVICES]
-    calls = [call for stage in found.stages for call in stage.calls]
+    partitioned = partition(model, DEVICES, balance=balance, batch_size=16, verbose=False)
+    assert [stage.device for stage in partitioned.stages] == [f"/device:{one}" for one in DEVICES]
+    calls = [call for stage in partitioned.stages for call in stage.calls]
     assert calls == [call.name for call in ModelCalls(model).calls]
     assert len(calls) == len(set(calls))
-    assert found.model is not model
-    for one, other in zip(found.model.get_weights(), model.get_weights(), strict=True):
+    assert partitioned.model is not model
+    for one, other in zip(partitioned.model.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     loss = "mse" if outputs == 1 else ["mse", "mse"]
-    for one in (found.model, model):
+    for one in (partitioned.model, model):
         one.compile(keras.optimizers.SGD(0.01), loss)
-    steps = [step_of(one, shapes, outputs) for one in (found.model, model)]
+    steps = [step_of(one, shapes, outputs) for one in (partitioned.model, model)]
     operations = executed(steps[0])
     assert [one for one in operations if one.is_elsewhere] == []
     computing = {
@@ -78,13 +78,13 @@ def test_stages_compute_on_their_devices_and_learn_the_same(name, balance):
     for _ in range(9):
         for step in steps:
             step()
-    for one, other in zip(found.model.get_weights(), model.get_weights(), strict=True):
+    for one, other in zip(partitioned.model.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_costs_of_stages():
-    found = partition(perceptron(), stages=3, balance="flops", batch_size=2, verbose=False)
-    first, middle, last = found.stages
+    partitioned = partition(perceptron(), stages=3, balance="flops", batch_size=2, verbose=False)
+    first, middle, last = partitioned.stages
     assert (first.calls, middle.calls, last.calls) == (
         ("dense0", "dense1"),
         ("dense2", "dense3"),
@@ -104,46 +104,46 @@ def test_skip_connection_is_sent_across_both_cuts():
     first = keras.layers.Dense(8, name="first")(inputs)
     second = keras.layers.Dense(8, name="second")(first)
     outputs = keras.layers.Add(name="sum")([first, second])
-    found = partition(keras.Model(inputs, outputs), stages=3, balance="flops", batch_size=1, verbose=False)
-    assert [stage.calls for stage in found.stages] == [("first",), ("second",), ("sum",)]
-    assert [stage.sent for stage in found.stages] == [32, 64, 0]
+    partitioned = partition(keras.Model(inputs, outputs), stages=3, balance="flops", batch_size=1, verbose=False)
+    assert [stage.calls for stage in partitioned.stages] == [("first",), ("second",), ("sum",)]
+    assert [stage.sent for stage in partitioned.stages] == [32, 64, 0]
 
 
 def test_stages_without_devices_leave_the_model_alone():
     model = perceptron()
-    found = partition(model, stages=2, balance="flops", verbose=False)
-    assert found.model is model
+    partitioned = partition(model, stages=2, balance="flops", verbose=False)
+    assert partitioned.model is model
     assert {device_of(node) for node in nodes_of(model._functional)} == {None}
-    assert {stage.device for stage in found.stages} == {None}
+    assert {stage.device for stage in partitioned.stages} == {None}
 
 
 def test_variables_live_where_their_layer_is_called_first():
-    found = partition(perceptron(), ["CPU:1", "CPU:2"], balance="flops", verbose=False)
-    assert homes(found.model.variables) == ["CPU:1"] * 6 + ["CPU:2"] * 6
+    partitioned = partition(perceptron(), ["CPU:1", "CPU:2"], balance="flops", verbose=False)
+    assert homes(partitioned.model.variables) == ["CPU:1"] * 6 + ["CPU:2"] * 6
 
 
 def test_cut_inside_nested_model_places_its_layers():
     inner = keras.Sequential([keras.Input((8,)), *(keras.layers.Dense(8) for _ in range(3))], name="inner")
     model = keras.Sequential([keras.Input((8,)), inner, keras.layers.Dense(8)])
-    found = partition(model, ["CPU:1", "CPU:2"], balance="flops", verbose=False)
-    assert [len(stage.calls) for stage in found.stages] == [2, 2]
-    assert homes(found.model.variables) == ["CPU:1"] * 4 + ["CPU:2"] * 4
+    partitioned = partition(model, ["CPU:1", "CPU:2"], balance="flops", verbose=False)
+    assert [len(stage.calls) for stage in partitioned.stages] == [2, 2]
+    assert homes(partitioned.model.variables) == ["CPU:1"] * 4 + ["CPU:2"] * 4
     assert homes(model.variables) == ["CPU:0"] * 8
-    found.model.compile("sgd", "mse")
-    assert set(places(executed(train_step(found.model, 8)), "MatMul")) == {"CPU:1", "CPU:2"}
+    partitioned.model.compile("sgd", "mse")
+    assert set(places(executed(train_step(partitioned.model, 8)), "MatMul")) == {"CPU:1", "CPU:2"}
 
 
 def test_partition_replaces_devices_only_in_its_copy():
     model = functional()
-    found = partition(model, ["CPU:0", "CPU:2"], balance="flops", verbose=False)
-    found.model.compile("sgd", "mse")
-    assert set(places(executed(train_step(found.model, 8)), "MatMul")) == {"CPU:0", "CPU:2"}
+    partitioned = partition(model, ["CPU:0", "CPU:2"], balance="flops", verbose=False)
+    partitioned.model.compile("sgd", "mse")
+    assert set(places(executed(train_step(partitioned.model, 8)), "MatMul")) == {"CPU:0", "CPU:2"}
     assert [device_of(node) for node in nodes_of(model)] == ["/device:CPU:1", "/device:CPU:2"], "it is as before"
 
 
 def test_a_partition_is_saved(tmp_path):
-    found = partition(perceptron(), ["CPU:1", "CPU:2"], balance="flops", verbose=False)
-    found.model.save(tmp_path / "model.keras")
+    partitioned = partition(perceptron(), ["CPU:1", "CPU:2"], balance="flops", verbose=False)
+    partitioned.model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert homes(loaded.variables) == ["CPU:1"] * 6 + ["CPU:2"] * 6
 
@@ -185,17 +185,17 @@ def test_models_without_a_graph():
 
 def test_partition_in_strategy_scope_uses_devices():
     with tfdist.AllReduceStrategy().scope():
-        found = partition(perceptron(), ["CPU:1", "CPU:2"], balance="time", verbose=False)
-        found.model.compile("adam", "mse")
-    assert set(places(executed(train_step(found.model, 8)), "MatMul")) == {"CPU:1", "CPU:2"}
+        partitioned = partition(perceptron(), ["CPU:1", "CPU:2"], balance="time", verbose=False)
+        partitioned.model.compile("adam", "mse")
+    assert set(places(executed(train_step(partitioned.model, 8)), "MatMul")) == {"CPU:1", "CPU:2"}
 
 
 def test_layer_shared_with_nested_model_is_copied_once():
     dense, inner_inputs, inputs = keras.layers.Dense(8), keras.Input((8,)), keras.Input((8,))
     inner = keras.Model(inner_inputs, dense(keras.layers.Dense(8)(inner_inputs)))
     model = keras.Model(inputs, dense(inner(inputs)))
-    found = partition(model, ["CPU:1", "CPU:2"], balance="flops", verbose=False)
-    assert found.model.count_params() == model.count_params()
+    partitioned = partition(model, ["CPU:1", "CPU:2"], balance="flops", verbose=False)
+    assert partitioned.model.count_params() == model.count_params()
     assert model.losses == []
 
 
@@ -204,7 +204,7 @@ def test_variables_of_a_layer_that_two_stages_call_are_in_the_first():
     inputs = keras.Input((8,))
     shared = keras.layers.Dropout(0.5, name="shared")
     model = keras.Model(inputs, shared(keras.layers.Dense(8, name="other")(shared(inputs))))
-    found = partition(model, ["CPU:1", "CPU:2"], balance="flops", verbose=False)
-    assert [stage.calls for stage in found.stages] == [("shared",), ("other", "shared (2)")]
-    assert homes(found.model.get_layer("shared").variables) == ["CPU:1"]
-    assert homes(found.model.get_layer("other").variables) == ["CPU:2"] * 2
+    partitioned = partition(model, ["CPU:1", "CPU:2"], balance="flops", verbose=False)
+    assert [stage.calls for stage in partitioned.stages] == [("shared",), ("other", "shared (2)")]
+    assert homes(partitioned.model.get_layer("shared").variables) == ["CPU:1"]
+    assert homes(partitioned.model.get_layer("other").variables) == ["CPU:2"] * 2

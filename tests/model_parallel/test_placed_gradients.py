@@ -28,9 +28,9 @@ def test_second_order_gradients_run_on_scope_device():
             first = inner.gradient(y, x)
         return outer.gradient(first, x)
 
-    found = executed(second)
-    assert set(places(found, "Sin")) == set(places(found, "Cos")) == {"CPU:2"}
-    assert [one for one in found if one.is_elsewhere] == []
+    operations = executed(second)
+    assert set(places(operations, "Sin")) == set(places(operations, "Cos")) == {"CPU:2"}
+    assert [operation for operation in operations if operation.is_elsewhere] == []
 
 
 def test_python_gradients_run_on_scope_device():
@@ -56,9 +56,9 @@ def test_the_innermost_scope_counts():
                 y = tf.sinh(y)
         return tape.gradient(y, x)
 
-    found = executed(first)
-    assert places(found, "Cosh") == {"CPU:2": 1}
-    assert places(found, "Cos") == {"CPU:1": 1, "CPU:2": 1}, "the gradients of both, Cos and Cosh"
+    operations = executed(first)
+    assert places(operations, "Cosh") == {"CPU:2": 1}
+    assert places(operations, "Cos") == {"CPU:1": 1, "CPU:2": 1}, "the gradients of both, Cos and Cosh"
 
 
 def test_gradients_of_loops_and_conditionals_run_on_scope_device():
@@ -73,9 +73,9 @@ def test_gradients_of_loops_and_conditionals_run_on_scope_device():
             y = tf.cond(y > 0, lambda: tf.sinh(y), lambda: y)
         return tape.gradient(y, x)
 
-    found = executed(lambda: first(tf.constant(3)))
+    operations = executed(lambda: first(tf.constant(3)))
     for part in ("Sin", "Cos", "Sinh", "Cosh"):
-        assert set(places(found, part)) == {"CPU:2"}, part
+        assert set(places(operations, part)) == {"CPU:2"}, part
 
 
 def test_without_a_scope_nothing_changes():

@@ -32,8 +32,8 @@ def test_frozen_weights_and_moving_averages_are_on_scope_device():
     model = keras.Model(inputs, outputs)
     model.layers[1].trainable = False
     model.compile(keras.optimizers.AdamW(use_ema=True, global_clipnorm=1.0), "mse")
-    found = executed(train_step(model, 8))
-    assert [one for one in found if one.is_elsewhere] == []
+    operations = executed(train_step(model, 8))
+    assert [operation for operation in operations if operation.is_elsewhere] == []
     batch_norm = model.layers[2]
     assert homes(batch_norm.variables) == ["CPU:1"] * 4
     of_optimizer = {variable.path.rpartition("/")[2]: home for variable, home in zip(
@@ -57,5 +57,5 @@ def test_gradient_accumulators_are_on_scope_device():
     assert (model.get_weights()[0] == before).all()
     step()
     assert (model.get_weights()[0] != before).any()
-    kept = [one for one in model.optimizer.variables if len(one.shape)]
+    kept = [variable for variable in model.optimizer.variables if len(variable.shape)]
     assert set(homes(kept)) == {"CPU:2"}

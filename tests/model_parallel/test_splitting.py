@@ -21,8 +21,8 @@ def test_split_minimizes_the_largest_cost(parts):
         assert len(ends) == parts
         assert ends[-1] == 6
         assert all(begin < end for begin, end in itertools.pairwise([0, *ends]))
-        every = (sorted((*one, 6)) for one in itertools.combinations(range(1, 6), parts - 1))
-        assert largest(costs, ends) == min(largest(costs, one) for one in every)
+        every = (sorted((*cuts, 6)) for cuts in itertools.combinations(range(1, 6), parts - 1))
+        assert largest(costs, ends) == min(largest(costs, cuts) for cuts in every)
 
 
 def test_zero_cost_elements_make_nonempty_parts():

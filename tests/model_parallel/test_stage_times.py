@@ -22,8 +22,8 @@ def test_measuring_a_stage_leaves_weights_unchanged(name):
     half = len(calls.calls) // 2
     assert seconds_of(calls, 0, half, 4) > 0
     assert seconds_of(calls, half, len(calls.calls), 4) > 0
-    for one, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, other)
 
 
 def test_moving_statistics_and_random_states_are_as_before():
@@ -32,5 +32,5 @@ def test_moving_statistics_and_random_states_are_as_before():
     model = keras.Model(inputs, outputs)
     before = [variable.numpy() for variable in model.variables]
     seconds_of(ModelCalls(model), 0, 2, 8)
-    for one, other in zip(model.variables, before, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other)
+    for state, other in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(state.numpy(), other)

@@ -34,12 +34,12 @@ def passes(request, tmp_path_factory):
     def passes(size, check):
         processes, error = launched(size)
         passed = [passed_in(processes.output(rank)) for rank in range(size)]
-        missing = [one for one in asked[size] if not all(one in own for own in passed)]
+        missing = [name for name in asked[size] if not all(name in results for results in passed)]
         if check in missing[:1] or (error and not missing):
             pytest.fail(error or f"{check} has not run\n{processes.outputs()}", pytrace=False)
         if check in missing:
             pytest.fail(f"not reached, as {missing[0]} failed in the same launch", pytrace=False)
-        assert len({own[check] for own in passed}) == 1, [own[check] for own in passed]
+        assert len({results[check] for results in passed}) == 1, [results[check] for results in passed]
 
     return passes
 
@@ -53,7 +53,7 @@ def selected(request, test, parameter="name"):
 def passed_in(output):
     """What is written behind the names of the checks that have passed, by name."""
     lines = [line.split(maxsplit=2) for line in output.splitlines() if line.startswith("PASSED ")]
-    return {name: "".join(found) for _, name, *found in lines}
+    return {name: "".join(rest) for _, name, *rest in lines}
 
 
 def checks(of_sizes):

@@ -62,13 +62,13 @@ class Parent:
     """A process that has imported TensorFlow; it ends with this one."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        own, given = socket.socketpair()
+        connection, given = socket.socketpair()
         with given:
             command = [sys.executable, str(PRELOADED)]
             self._process = subprocess.Popen(command, stdin=given, env=dict(environment), start_new_session=True)
         self.pid = self._process.pid
-        self._connection = own
-        self._answers = own.makefile("r")
+        self._connection = connection
+        self._answers = connection.makefile("r")
         self._lock = threading.Lock()
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], output: Path) -> Forked:

@@ -188,12 +188,12 @@ def started(
         outputs = [Path(folder) / f"rank{rank}" for rank in range(size)]
         try:
             for rank in range(size):
-                own = {**(settings or {}), **(per_rank[rank] if per_rank else {})}
+                rank_settings = {**(settings or {}), **(per_rank[rank] if per_rank else {})}
                 if clustered and size > 1:
-                    own.setdefault("TF_CONFIG", tf_config(rank, ports))
-                env = environment(**own)
+                    rank_settings.setdefault("TF_CONFIG", tf_config(rank, ports))
+                env = environment(**rank_settings)
                 with outputs[rank].open("wb") as output:
-                    if not prefixes and forking.applies(command, own):
+                    if not prefixes and forking.applies(command, rank_settings):
                         popens.append(forking.start(rank, command, env, outputs[rank]))
                         continue
                     popens.append(
@@ -263,12 +263,12 @@ def completed(
 
 def results(ended: Sequence[Ended]) -> list[dict]:
     """What each rank printed after ``RESULT``, as JSON."""
-    found = []
+    parsed = []
     for end in ended:
         lines = [line for line in end.output.splitlines() if line.startswith("RESULT ")]
         assert lines, end.output
-        found.append(json.loads(lines[-1][len("RESULT ") :]))
-    return found
+        parsed.append(json.loads(lines[-1][len("RESULT ") :]))
+    return parsed
 
 
 def leaves(value: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:

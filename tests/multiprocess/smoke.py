@@ -40,6 +40,6 @@ def test_local_sgd_on_two_processes(tmp_path):
 
 def test_quorum_on_two_processes(tmp_path):
     settings = {"TEST_CASES": "golden,layers"}
-    one, other = harness.run([test_quorum.PROGRAM, str(tmp_path)], 2, settings=settings)
-    assert passed_in(one.output) == passed_in(other.output)
-    assert passed_in(one.output).keys() == {"golden", "layers"}
+    first, second = harness.run([test_quorum.PROGRAM, str(tmp_path)], 2, settings=settings)
+    assert passed_in(first.output) == passed_in(second.output)
+    assert passed_in(first.output).keys() == {"golden", "layers"}

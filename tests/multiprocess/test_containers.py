@@ -86,13 +86,13 @@ CONTAINERS = {
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_sums_are_right(name):
     prefixes, result, reason = CONTAINERS[name]
-    found = outputs(prefixes)
-    for output in found:
+    printed = outputs(prefixes)
+    for output in printed:
         assert result in output
     if reason:
-        assert found[0].count(ONE_MACHINE) == 1
-        assert reason in found[0]
-        assert ONE_MACHINE not in found[1]
+        assert printed[0].count(ONE_MACHINE) == 1
+        assert reason in printed[0]
+        assert ONE_MACHINE not in printed[1]
 
 
 FORBIDDEN = {
@@ -105,9 +105,9 @@ FORBIDDEN = {
 @pytest.mark.parametrize("calls", FORBIDDEN)
 def test_sums_are_right_with_forbidden_system_calls(calls):
     result, reason = FORBIDDEN[calls]
-    found = outputs([NOTHING, NOTHING], settings={"TEST_FORBIDDEN": calls})
-    assert f"RIGHT {result}" in found[0]
-    assert reason in found[0]
+    printed = outputs([NOTHING, NOTHING], settings={"TEST_FORBIDDEN": calls})
+    assert f"RIGHT {result}" in printed[0]
+    assert reason in printed[0]
 
 
 @contextlib.contextmanager

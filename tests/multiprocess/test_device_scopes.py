@@ -14,27 +14,27 @@ HOMES = ["CPU:1"] * 4 + ["CPU:2"] * 2
 @pytest.fixture(scope="module")
 def ranks():
     """What each of two processes found."""
-    found = harness.results(harness.run([PROGRAM], 2))
+    results = harness.results(harness.run([PROGRAM], 2))
     harness.assert_nothing_left()
-    return found
+    return results
 
 
 def test_weights_and_slots_are_where_the_scopes_say(ranks):
-    for found in ranks:
-        assert found["homes"] == HOMES
-        assert found["slots"] == ["CPU:1"] * 8 + ["CPU:2"] * 4
+    for result in ranks:
+        assert result["homes"] == HOMES
+        assert result["slots"] == ["CPU:1"] * 8 + ["CPU:2"] * 4
 
 
 def test_all_reduce_of_models_on_several_devices_equals_one_process(ranks):
     assert ranks[0]["sum"] == ranks[1]["sum"]
-    for found in ranks:
-        assert found["error"] < 1e-5
+    for result in ranks:
+        assert result["error"] < 1e-5
 
 
 def test_weights_are_on_the_host_though_two_other_devices_compute(ranks):
-    for found in ranks:
-        assert found["relocated"] == ["CPU:0"]
-        assert found["relocated error"] < 1e-5
+    for result in ranks:
+        assert result["relocated"] == ["CPU:0"]
+        assert result["relocated error"] < 1e-5
 
 
 def test_parameter_servers_for_a_model_on_several_devices():
@@ -42,7 +42,7 @@ def test_parameter_servers_for_a_model_on_several_devices():
     with harness.started([PROGRAM], 2, per_rank=given) as processes:
         ended = processes.wait()
         assert [end.code for end in ended] == [0, 0], processes.outputs()
-    (found,) = harness.results(ended[:1])
-    assert found["homes"] == HOMES
-    assert found["change"] > 0.01
+    (result,) = harness.results(ended[:1])
+    assert result["homes"] == HOMES
+    assert result["change"] > 0.01
     harness.assert_nothing_left()

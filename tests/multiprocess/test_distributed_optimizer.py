@@ -32,8 +32,8 @@ ON_THREE = ["uneven", "groups"]
 
 @checks(
     {
-        2: [sweep(one) if one in IN_SWEEPS else one for one in CHECKS],
-        3: [*ON_THREE, *(sweep(one) for one in CHECKS if one not in ON_THREE)],
+        2: [sweep(name) if name in IN_SWEEPS else name for name in CHECKS],
+        3: [*ON_THREE, *(sweep(name) for name in CHECKS if name not in ON_THREE)],
     }
 )
 def test_shares_train_as_the_whole_batch(size, check, passes):

@@ -20,13 +20,13 @@ def test_two_tables_are_trained_on_two_servers():
     with harness.started([PROGRAM], 4, {"TFDIST_SECRET": "x"}, per_rank=given) as processes:
         ended = processes.wait()
         assert [end.code for end in ended] == [0] * 4, processes.outputs()
-    found = harness.results(ended[:2])
-    for result in found:
-        assert result["accuracy"] > 0.8, found
+    results = harness.results(ended[:2])
+    for result in results:
+        assert result["accuracy"] > 0.8, results
         assert result["steps"] == 6 * 40
         assert result["users"] == [60, True], "those of training and no others, from both servers"
         assert result["items"] == [80, True]
-        assert 0.2 < result["kept"] < 1, found
+        assert 0.2 < result["kept"] < 1, results
     harness.assert_nothing_left()
 
 
@@ -34,12 +34,12 @@ def await_snapshots(folder, updates):
     """Waits until the server 1 has written snapshots of both tables with so many updates."""
     end = time.monotonic() + harness.DEADLINE
     for table in ("users", "items"):
-        found = None
-        while found != updates:
-            assert time.monotonic() < end, f"the newest snapshot of {table} has {found} updates"
+        version = None
+        while version != updates:
+            assert time.monotonic() < end, f"the newest snapshot of {table} has {version} updates"
             for path in sorted(folder.glob(f"table-{table}-*/server-1-of-2.*.npz"))[-1:]:
                 with np.load(path) as file:
-                    found = json.loads(file["metadata"].tobytes())["version"]
+                    version = json.loads(file["metadata"].tobytes())["version"]
             time.sleep(0.01)
 
 

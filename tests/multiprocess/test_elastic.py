@@ -28,11 +28,13 @@ def test_workers_join_in_the_first_epoch_and_leave_or_die_like_any_other(tmp_pat
             ended = [*named.wait(), *others.wait()]
             outputs = named.outputs() + others.outputs()
     assert [end.code for end in ended] == [0, 0, 0, 0, -signal.SIGKILL], outputs
-    found = harness.results([*ended[:2], ended[3]])
-    assert [one["pushes"] for one in found] == [EPOCHS * EPOCH] * 3, outputs
-    assert max(one["iterations"] for one in found) == 3 * EPOCHS * EPOCH + EPOCH, "worker 7's first epoch counts"
-    last = max(found, key=lambda one: sum(one["counted"].values()))["counted"]
+    results = harness.results([*ended[:2], ended[3]])
+    assert [result["pushes"] for result in results] == [EPOCHS * EPOCH] * 3, outputs
+    assert max(result["iterations"] for result in results) == 3 * EPOCHS * EPOCH + EPOCH, (
+        "worker 7's first epoch counts"
+    )
+    last = max(results, key=lambda result: sum(result["counted"].values()))["counted"]
     assert sorted(last.values()) == [EPOCH, *[EPOCHS * EPOCH] * 3], outputs
-    assert min(one["accuracy"] for one in found) > 0.8, outputs
+    assert min(result["accuracy"] for result in results) > 0.8, outputs
     assert "worker 7, process" in ended[0].output, "its death is told by name"
     harness.assert_nothing_left()

@@ -15,10 +15,10 @@ WORKERS = ("worker", 0), ("worker", 1)
 
 def assert_as_one_process(results):
     assert [result["ranks"] for result in results] == [0.0, 0.0], "dense weights are equal to the last bit"
-    found = dict(results[0])
-    assert found.pop("keys"), results
-    assert found.pop("ranks") == 0
-    assert max(found.values()) < 1e-5, results
+    remaining = dict(results[0])
+    assert remaining.pop("keys"), results
+    assert remaining.pop("ranks") == 0
+    assert max(remaining.values()) < 1e-5, results
 
 
 def test_two_workers_train_like_one_process(tmp_path):

@@ -56,8 +56,8 @@ def worlds(tmp_path_factory):
     def launch(*given):
         """Worlds that are asked for together run at the same time: that of one process leaves a core to others."""
 
-        def start(one):
-            size, devices, cases = one
+        def start(configuration):
+            size, devices, cases = configuration
             return world(size, devices, cases, root / f"{size}x{devices}-{zlib.crc32(cases.encode()):x}")
 
         with ThreadPoolExecutor() as threads:
@@ -66,12 +66,12 @@ def worlds(tmp_path_factory):
     return launch
 
 
-def check(name, ranks, one):
-    for found in (*ranks, one):
-        assert "error" not in found[name], found[name]["error"]
-    for rank, found in enumerate(ranks):
-        assert json.dumps(found[name]) == json.dumps(ranks[0][name]), f"rank {rank} differs from rank 0"
-    expected, got = dict(harness.leaves(one[name])), dict(harness.leaves(ranks[0][name]))
+def check(name, ranks, single):
+    for results in (*ranks, single):
+        assert "error" not in results[name], results[name]["error"]
+    for rank, results in enumerate(ranks):
+        assert json.dumps(results[name]) == json.dumps(ranks[0][name]), f"rank {rank} differs from rank 0"
+    expected, got = dict(harness.leaves(single[name])), dict(harness.leaves(ranks[0][name]))
     assert expected.keys() == got.keys()
     for path, value in expected.items():
         if path[0] in ("ranks_only", "ranks_only_history"):
@@ -97,19 +97,19 @@ def cases():
 @pytest.fixture(scope="session")
 def asked(request):
     """The names of the cases that are selected, by number of processes and devices; one process has all."""
-    found = {(1, 1): {}}
+    by_world = {(1, 1): {}}
     for item in request.session.items:
         if getattr(item, "originalname", "") == "test_case":
             given = item.callspec.params
             for world in ((given["size"], given["devices"]), (1, 1)):
-                found.setdefault(world, {})[given["name"]] = True
-    return {world: ",".join(names) for world, names in found.items()}
+                by_world.setdefault(world, {})[given["name"]] = True
+    return {world: ",".join(names) for world, names in by_world.items()}
 
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(("size", "devices", "name"), cases())
 def test_case(size, devices, name, worlds, asked):
-    ranks, (one,) = worlds((size, devices, asked[size, devices]), (1, 1, asked[1, 1]))
-    if name.startswith("optimizer_") and name not in one:
+    ranks, (single,) = worlds((size, devices, asked[size, devices]), (1, 1, asked[1, 1]))
+    if name.startswith("optimizer_") and name not in single:
         pytest.skip("this version of Keras does not ship it")
-    check(name, ranks, one)
+    check(name, ranks, single)

@@ -130,10 +130,10 @@ def test_killed_rendezvous_server():
 def kill_server(chief):
     end = time.monotonic() + harness.DEADLINE
     while True:
-        found = subprocess.run(
+        listing = subprocess.run(
             ["ps", "-o", "pid=,args=", "--ppid", str(chief)], capture_output=True, text=True, check=False
         )
-        pids = [int(line.split()[0]) for line in found.stdout.splitlines() if "tfdist.cluster.server" in line]
+        pids = [int(line.split()[0]) for line in listing.stdout.splitlines() if "tfdist.cluster.server" in line]
         if pids:
             os.kill(pids[0], signal.SIGKILL)
             return
@@ -150,7 +150,7 @@ def test_death_at_every_point_of_the_start(rank):
     with contextlib.ExitStack() as jobs:
         started = {}
         for point in ("before_handshake", "after_handshake", "in_mpi_init", "after_mpi_init"):
-            per_rank = [{"TEST_POINT": point} if own == rank else {} for own in range(2)]
+            per_rank = [{"TEST_POINT": point} if process == rank else {} for process in range(2)]
             job = harness.started(DIE_AT_START, 2, {"TFDIST_START_TIMEOUT": "6"}, per_rank)
             started[point] = jobs.enter_context(job)
         for point, processes in started.items():

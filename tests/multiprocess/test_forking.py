@@ -27,19 +27,21 @@ def test_a_fork_is_as_a_new_process(tmp_path, monkeypatch):
         ended = processes.wait()
         outputs = processes.outputs()
     assert [end.code for end in ended] == [7, 1, 0, -2], outputs
-    found = harness.results(ended)
-    for rank, one in enumerate(found):
-        assert one["arguments"] == [PROGRAM, "an argument"]
-        assert one["folder"] == str(tmp_path)
-        assert one["first on the path"] == str(harness.PROGRAMS)
-        assert one["settings"] == {"TEST_END": per_rank[rank]["TEST_END"], "TEST_FORKED": "1"}
-        assert one["task"] == rank
-        assert one["leads a session"]
-        assert one["MPI"] is False, "it is loaded by the program, under the settings of the program"
+    results = harness.results(ended)
+    for rank, result in enumerate(results):
+        assert result["arguments"] == [PROGRAM, "an argument"]
+        assert result["folder"] == str(tmp_path)
+        assert result["first on the path"] == str(harness.PROGRAMS)
+        assert result["settings"] == {"TEST_END": per_rank[rank]["TEST_END"], "TEST_FORKED": "1"}
+        assert result["task"] == rank
+        assert result["leads a session"]
+        assert result["MPI"] is False, "it is loaded by the program, under the settings of the program"
         assert ended[rank].output.splitlines()[-1] == "at the end", outputs
     for what in ("python", "numpy", "tensorflow", "keras"):
-        assert len({json.dumps(one[what]) for one in found}) == 4, f"{what} has equal random numbers in all processes"
-    assert found[0]["hash"] == found[2]["hash"] != found[1]["hash"], "of two parents"
+        assert len({json.dumps(result[what]) for result in results}) == 4, (
+            f"{what} has equal random numbers in all processes"
+        )
+    assert results[0]["hash"] == results[2]["hash"] != results[1]["hash"], "of two parents"
     assert "ValueError: to be shown" in ended[1].output, outputs
     assert "the thread has ended" in ended[2].output, outputs
     assert "KeyboardInterrupt" in ended[3].output, outputs

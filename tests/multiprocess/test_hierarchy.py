@@ -32,10 +32,10 @@ def test_synchronous_steps_on_both_levels_equal_one_process():
         ended = processes.wait()
         assert [end.code for end in ended] == [0] * 6, processes.outputs()
     chief, *others = harness.results(ended[:3])
-    for name, found in chief.items():
-        assert found["error"] < 1e-5, (name, found)
-        assert found["iterations"] == 18, name
-        assert all(other[name]["sum"] == found["sum"] for other in others), f"{name}: the workers' weights differ"
+    for name, result in chief.items():
+        assert result["error"] < 1e-5, (name, result)
+        assert result["iterations"] == 18, name
+        assert all(other[name]["sum"] == result["sum"] for other in others), f"{name}: the workers' weights differ"
     harness.assert_nothing_left()
 
 
@@ -51,7 +51,7 @@ def test_a_server_of_a_host_is_killed_and_comes_back_and_every_update_counts_onc
             ended = [*processes.wait(), *again.wait()]
             outputs = processes.outputs() + again.outputs()
     assert [end.code for end in ended] == [0, 0, 0, 0, -signal.SIGKILL, 0, 0], outputs
-    found = harness.results(ended[:3])
-    assert max(one["iterations"] for one in found) == sum(one["steps"] for one in found), outputs
-    assert max(one["accuracy"] for one in found) > 0.8, outputs
+    results = harness.results(ended[:3])
+    assert max(result["iterations"] for result in results) == sum(result["steps"] for result in results), outputs
+    assert max(result["accuracy"] for result in results) > 0.8, outputs
     harness.assert_nothing_left()

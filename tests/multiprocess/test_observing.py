@@ -44,10 +44,10 @@ def test_reports_and_timeline_callbacks(tmp_path):
     """Where TensorBoard is not installed: only who reads the files needs it."""
     without = "import runpy, sys; sys.modules['tensorboard'] = None; runpy.run_path(sys.argv[1])"
     ended = harness.run(["-c", without, PROGRAM], 2, settings={"TEST_FOLDER": str(tmp_path)})
-    found = harness.results(ended)
-    assert found[0] == found[1]
-    history = found[0]["history"]
-    assert history["mib_sent"][1] * 2**20 >= 10 * 4 * found[0]["parameters"], "2(P-1)/P of the gradients a step"
+    results = harness.results(ended)
+    assert results[0] == results[1]
+    history = results[0]["history"]
+    assert history["mib_sent"][1] * 2**20 >= 10 * 4 * results[0]["parameters"], "2(P-1)/P of the gradients a step"
     assert history["slowest_rank"][1] == 1
     assert all(0 <= share <= 1 for share in history["share_hidden"])
     assert "rank 1 was the slowest: the others waited up to" in ended[0].output

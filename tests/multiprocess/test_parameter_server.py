@@ -40,15 +40,15 @@ def test_digits_are_learnt(mode):
     with harness.started([PROGRAM, mode], len(tasks), {"TFDIST_SECRET": "x"}, per_rank=given) as processes:
         ended = processes.wait()
         assert [end.code for end in ended] == [0] * len(tasks), processes.outputs()
-    found = harness.results(ended[:2])
+    results = harness.results(ended[:2])
     for evaluated in harness.results(ended[4:]):
         assert evaluated["epoch"] == sorted(set(evaluated["epoch"])), "each version once"
         assert 0 < evaluated["epoch"][-1] <= 2 * STEPS
         assert len(evaluated["val_accuracy"]) == len(evaluated["epoch"])
-    for result in found:
-        assert result["accuracy"] > 0.8, found
+    for result in results:
+        assert result["accuracy"] > 0.8, results
         assert result["steps"] == PUSHES.get(mode, STEPS)
-    updates = max(result["iterations"] for result in found)
+    updates = max(result["iterations"] for result in results)
     if mode in PUSHES or mode == "hogwild":
         assert updates == STEPS, "the optimizer is the worker's own"
     elif mode in ("synchronous", "soft"):
@@ -56,7 +56,7 @@ def test_digits_are_learnt(mode):
     else:
         assert STEPS < updates <= 2 * STEPS, "each is of one gradient, and counts once"
     if mode in ("synchronous", "local-synchronous"):
-        assert found[0]["norm"] == found[1]["norm"]
+        assert results[0]["norm"] == results[1]["norm"]
     harness.assert_nothing_left()
 
 
@@ -67,19 +67,19 @@ def cases(request):
     names = ",".join(selected(request, "test_synchronous_steps_equal_one_process"))
     ended = harness.tfdist("run", "-n", "2", "--ps", "2", "--output", "all", program, TEST_CASES=names)
     harness.assert_nothing_left()
-    found = [json.loads(line.partition("RESULT ")[2]) for line in ended.stdout.splitlines() if "RESULT " in line]
+    results = [json.loads(line.partition("RESULT ")[2]) for line in ended.stdout.splitlines() if "RESULT " in line]
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert len(found) == 2, ended.stdout + ended.stderr
-    return {name: (one, found[1][name]) for name, one in found[0].items()}
+    assert len(results) == 2, ended.stdout + ended.stderr
+    return {name: (result, results[1][name]) for name, result in results[0].items()}
 
 
 @pytest.mark.parametrize("name", EQUAL)
 def test_synchronous_steps_equal_one_process(name, cases):
-    for found in cases[name]:
-        assert found["error"] < 1e-5
-        assert found["sum"] == cases[name][0]["sum"], "the workers' weights differ"
-        assert found["iterations"] == 12
-        assert found["is_there"], "variables are on another device than that of the worker"
+    for result in cases[name]:
+        assert result["error"] < 1e-5
+        assert result["sum"] == cases[name][0]["sum"], "the workers' weights differ"
+        assert result["iterations"] == 12
+        assert result["is_there"], "variables are on another device than that of the worker"
 
 
 def test_a_worker_is_killed_and_the_other_does_not_wait_for_it():

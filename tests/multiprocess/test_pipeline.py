@@ -14,7 +14,7 @@ def test_steps_have_the_gradients_of_the_whole_model():
 
 
 def test_all_processes_get_the_recorded_timeline():
-    one, other = harness.results(harness.run([str(harness.PROGRAMS / "pipeline_recorded.py")], 2))
-    assert one == other
-    assert 0 <= one["idle"] < 1
+    first, second = harness.results(harness.run([str(harness.PROGRAMS / "pipeline_recorded.py")], 2))
+    assert first == second
+    assert 0 <= first["idle"] < 1
     harness.assert_nothing_left()

@@ -35,18 +35,18 @@ def nothing_left():
 
 def differences(ranks, plain):
     """What is wrong with the results of a check, in words."""
-    for name, found in (("plain Keras", plain), *((f"rank {rank}", one) for rank, one in enumerate(ranks))):
-        if "error" in found:
-            return [f"{name}: {found['error']}"]
+    for name, results in (("plain Keras", plain), *((f"rank {rank}", one) for rank, one in enumerate(ranks))):
+        if "error" in results:
+            return [f"{name}: {results['error']}"]
     wrong = [f"rank {rank} differs from rank 0" for rank, one in enumerate(ranks) if one != ranks[0]]
-    found, expected = dict(harness.leaves(ranks[0])), dict(harness.leaves(plain))
-    if found.keys() != expected.keys():
-        return [*wrong, f"there are other results: {sorted(map(str, found.keys() ^ expected.keys()))}"]
+    results, expected = dict(harness.leaves(ranks[0])), dict(harness.leaves(plain))
+    if results.keys() != expected.keys():
+        return [*wrong, f"there are other results: {sorted(map(str, results.keys() ^ expected.keys()))}"]
     for path, value in expected.items():
         if isinstance(value, str):
-            wrong += [f"{path}: {found[path]}, expected {value}"] * (found[path] != value)
+            wrong += [f"{path}: {results[path]}, expected {value}"] * (results[path] != value)
             continue
-        one, other = np.asarray(found[path], np.float64), np.asarray(value, np.float64)
+        one, other = np.asarray(results[path], np.float64), np.asarray(value, np.float64)
         tolerance = next((TOLERANCES[name] for name in path if name in TOLERANCES), OTHERS)
         error = np.abs(one - other).max(initial=0) if one.shape == other.shape else np.inf
         if not error <= tolerance * np.abs(other).max(initial=0) + ROUNDING:

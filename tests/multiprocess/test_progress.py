@@ -63,10 +63,10 @@ def test_long_reports_are_shortened():
         f"--- rank {rank} ---\n" + "\n".join(f"line {number} of {rank}" for number in range(200)) for rank in (2, 0, 1)
     ]
     text = "\n".join([*(f"source {number}" for number in range(100)), "E   AssertionError", *ranks])
-    found = failures.shortened(text, 59).splitlines()
-    assert len(found) <= 59
-    assert "E   AssertionError" in found
-    assert [line for line in found if line.startswith("---")] == ["--- rank 2 ---", "--- rank 0 ---", "--- rank 1 ---"]
-    assert [sum(line.endswith(f" of {rank}") for line in found) for rank in (2, 0, 1)] == [18, 8, 8]
-    assert found[-1] == "line 199 of 1"
+    lines = failures.shortened(text, 59).splitlines()
+    assert len(lines) <= 59
+    assert "E   AssertionError" in lines
+    assert [line for line in lines if line.startswith("---")] == ["--- rank 2 ---", "--- rank 0 ---", "--- rank 1 ---"]
+    assert [sum(line.endswith(f" of {rank}") for line in lines) for rank in (2, 0, 1)] == [18, 8, 8]
+    assert lines[-1] == "line 199 of 1"
     assert failures.shortened("short", 59) == "short"

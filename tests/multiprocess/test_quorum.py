@@ -43,8 +43,8 @@ def test_processes_stop_die_and_come_again(tmp_path):
     with contextlib.ExitStack() as stack:
 
         def start(*ranks):
-            command, own = [FAULTS, str(tmp_path)], [{**configs[rank], "TFDIST_SECRET": "s"} for rank in ranks]
-            return stack.enter_context(harness.started(command, len(ranks), per_rank=own))
+            command, settings = [FAULTS, str(tmp_path)], [{**configs[rank], "TFDIST_SECRET": "s"} for rank in ranks]
+            return stack.enter_context(harness.started(command, len(ranks), per_rank=settings))
 
         first = start(0, 1, 2)
         for rank in range(3):
@@ -71,15 +71,15 @@ def test_processes_stop_die_and_come_again(tmp_path):
         outputs = [first.output(1), second.output(0), chief.output(0)]
         codes = [first.popens[1].poll(), second.popens[0].poll(), chief.popens[0].poll()]
     assert codes == [0, 0, 0], "\n".join(outputs)
-    found = harness.results([harness.Ended(0, output) for output in outputs])
-    assert found[0]["hashes"] == found[1]["hashes"] == found[2]["hashes"], outputs
-    assert found[0]["late"] > 0, "what it had learned when it was stopped was brought later"
-    assert found[0]["epochs"][0] == 0
-    assert 0 < found[1]["epochs"][0] < found[2]["epochs"][0], "they begin with the epoch of the others"
-    assert [one["epochs"][-1] for one in found] == [last] * 3
-    for one in found:
+    results = harness.results([harness.Ended(0, output) for output in outputs])
+    assert results[0]["hashes"] == results[1]["hashes"] == results[2]["hashes"], outputs
+    assert results[0]["late"] > 0, "what it had learned when it was stopped was brought later"
+    assert results[0]["epochs"][0] == 0
+    assert 0 < results[1]["epochs"][0] < results[2]["epochs"][0], "they begin with the epoch of the others"
+    assert [one["epochs"][-1] for one in results] == [last] * 3
+    for one in results:
         expected = [0.01 * 0.999 ** (epoch + 1) for epoch in one["epochs"]]
         assert one["rates"] == pytest.approx(expected, rel=1e-3), "a schedule that is relative to the rate before"
-    assert found[2]["losses"][0] < 0.5 * found[0]["losses"][0], "with the weights of the others"
+    assert results[2]["losses"][0] < 0.5 * results[0]["losses"][0], "with the weights of the others"
     assert "worker 2 " in outputs[0], "who is lost is told by name"
     harness.assert_nothing_left()

@@ -22,7 +22,7 @@ def test_workers_of_ray_train(tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (one,) = [json.loads((tmp_path / "0-of-1.json").read_text())]
     two = [json.loads((tmp_path / f"{rank}-of-2.json").read_text()) for rank in range(2)]
-    assert [found["size"] for found in two] == [2, 2]
+    assert [result["size"] for result in two] == [2, 2]
     assert two[0] == two[1]
     np.testing.assert_allclose(two[0]["loss"], one["loss"], rtol=1e-5)
     for weight, expected in zip(two[0]["weights"], one["weights"], strict=True):

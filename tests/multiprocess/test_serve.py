@@ -23,17 +23,17 @@ def test_servers_learn_the_options_from_the_workers(tmp_path):
     path = {"PYTHONPATH": os.pathsep.join([str(harness.PROGRAMS), os.environ.get("PYTHONPATH", "")])}
     named = [*serve, "--cluster", json.dumps(cluster), "--index", "1"]
     with (
-        harness.started(serve, 1, path, per_rank=configs[2:3]) as one,
-        harness.started(named, 1, path) as other,
+        harness.started(serve, 1, path, per_rank=configs[2:3]) as first,
+        harness.started(named, 1, path) as second,
         harness.started([PROGRAM, str(tmp_path / "snapshots")], 2, per_rank=configs) as workers,
     ):
-        ended = [*workers.wait(), *one.wait(), *other.wait()]
-        outputs = "\n".join(processes.outputs() for processes in (workers, one, other))
+        ended = [*workers.wait(), *first.wait(), *second.wait()]
+        outputs = "\n".join(processes.outputs() for processes in (workers, first, second))
     assert [end.code for end in ended] == [0, 0, 0, 0], outputs
-    found = harness.results(ended[:2])
-    assert [result["pushes"] for result in found] == [STEPS] * 2, outputs
-    assert max(result["iterations"] for result in found) == 2 * STEPS, outputs
-    assert min(result["accuracy"] for result in found) > 0.8, outputs
+    results = harness.results(ended[:2])
+    assert [result["pushes"] for result in results] == [STEPS] * 2, outputs
+    assert max(result["iterations"] for result in results) == 2 * STEPS, outputs
+    assert min(result["accuracy"] for result in results) > 0.8, outputs
     for server, end in enumerate(ended[2:]):
         said = f"ps {server} ({ports[2 + server]}) serves with BoundedStaleness(steps=2), Gradients(compression=Int8("
         assert said in end.output, outputs

@@ -20,13 +20,13 @@ EPOCH = 22
 
 def await_snapshot(folder, server, version):
     """Waits until a server has written a snapshot of a version."""
-    end, found = time.monotonic() + harness.DEADLINE, None
-    while found != version:
-        assert time.monotonic() < end, f"the newest snapshot of server {server} is of version {found}"
+    end, newest = time.monotonic() + harness.DEADLINE, None
+    while newest != version:
+        assert time.monotonic() < end, f"the newest snapshot of server {server} is of version {newest}"
         files = sorted(folder.glob(f"*/server-{server}-of-2.*.npz"))
         if files:
             with np.load(files[-1]) as file:
-                found = json.loads(file["metadata"].tobytes())["version"]
+                newest = json.loads(file["metadata"].tobytes())["version"]
         time.sleep(0.01)
 
 
@@ -48,12 +48,12 @@ def test_a_server_comes_back_from_its_snapshot_and_a_stopped_worker_goes_on(tmp_
             outputs = processes.outputs() + again.outputs()
     assert [end.code for end in ended] == [0, 0, 0, -signal.SIGKILL, 0], outputs
     assert f"parameter server 1 goes on from the snapshots in {tmp_path}" in ended[4].output, outputs
-    found = harness.results(ended[:2])
-    assert [one["pushes"] for one in found] == [8 * EPOCH] * 2, outputs
-    assert max(one["iterations"] for one in found) == 2 * 8 * EPOCH, "each counts once: nothing had come since"
-    assert min(one["accuracy"] for one in found) > 0.8, outputs
+    results = harness.results(ended[:2])
+    assert [result["pushes"] for result in results] == [8 * EPOCH] * 2, outputs
+    assert max(result["iterations"] for result in results) == 2 * 8 * EPOCH, "each counts once: nothing had come since"
+    assert min(result["accuracy"] for result in results) > 0.8, outputs
     if kind == "embedding":
-        assert max(one["tables sent"] for one in found) < 8 * EPOCH, "whole, there would be one for each push"
+        assert max(result["tables sent"] for result in results) < 8 * EPOCH, "whole, there would be one for each push"
     harness.assert_nothing_left()
 
 
@@ -74,11 +74,11 @@ def test_no_update_is_lost_if_servers_have_copies(tmp_path):
             ended = [*processes.wait(), *again.wait()]
             outputs = processes.outputs() + again.outputs()
     assert [end.code for end in ended] == [0, 0, -signal.SIGKILL, -signal.SIGKILL, 0], outputs
-    found = harness.results(ended[:2])
-    assert [one["pushes"] for one in found] == [8 * EPOCH] * 2, outputs
+    results = harness.results(ended[:2])
+    assert [result["pushes"] for result in results] == [8 * EPOCH] * 2, outputs
     for what in ("iterations", "version"):
-        assert max(one[what] for one in found) == 2 * 8 * EPOCH, "no update is lost, and none is counted twice"
-    assert min(one["accuracy"] for one in found) > 0.8, outputs
+        assert max(result[what] for result in results) == 2 * 8 * EPOCH, "no update is lost, and none is counted twice"
+    assert min(result["accuracy"] for result in results) > 0.8, outputs
     assert "updates are lost" not in outputs
     harness.assert_nothing_left()
 
@@ -100,8 +100,10 @@ def test_copy_replaces_a_stopped_server(tmp_path):
     assert [end.code for end in ended] == [0, 0, 1, 0], outputs
     assert "is lost: ps 1" in ended[3].output, outputs
     assert "The other tasks consider this process, task 2, lost" in ended[2].output, outputs
-    found = harness.results(ended[:2])
-    assert max(one["iterations"] for one in found) == 2 * 8 * EPOCH, "no update is lost, and none is counted twice"
+    results = harness.results(ended[:2])
+    assert max(result["iterations"] for result in results) == 2 * 8 * EPOCH, (
+        "no update is lost, and none is counted twice"
+    )
     harness.assert_nothing_left()
 
 

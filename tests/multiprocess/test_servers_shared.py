@@ -46,8 +46,8 @@ def test_the_dealer_comes_back_and_every_sample_of_each_epoch_counts_once(tmp_pa
         for worker in (0, 1):
             processes.await_output(worker, "HOLDS")
         end = time.monotonic() + 60
-        while (found := books(tmp_path)) is None or not any(one["dealt"] >= 4 for one in found["dealer"]["epochs"]):
-            assert time.monotonic() < end, found
+        while (deals := books(tmp_path)) is None or not any(epoch["dealt"] >= 4 for epoch in deals["dealer"]["epochs"]):
+            assert time.monotonic() < end, deals
             time.sleep(0.01)
         processes.signal(2, signal.SIGKILL)
         with harness.started([PROGRAM, str(tmp_path), "server"], 1, per_rank=given[2:]) as again:

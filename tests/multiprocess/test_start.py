@@ -91,8 +91,8 @@ def test_mpiexec(tmp_path):
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = sorted(path.read_text() for path in tmp_path.iterdir())
-    assert found == ["SUM 0 3 0 6.0", "SUM 1 3 1 6.0", "SUM 2 3 2 6.0"]
+    lines = sorted(path.read_text() for path in tmp_path.iterdir())
+    assert lines == ["SUM 0 3 0 6.0", "SUM 1 3 1 6.0", "SUM 2 3 2 6.0"]
 
 
 @waiting

@@ -18,15 +18,15 @@ def initialized():
 
 def test_single_process_trains_like_wrapped_optimizer():
     x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
-    found = []
+    results = []
     for wrap in (lambda optimizer: optimizer, tfdist.DistributedOptimizer):
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
         model.compile(wrap(keras.optimizers.Adam(0.1, clipnorm=0.1)), "mse")
         model.fit(x, x[:, :1], epochs=2, verbose=0)
-        found.append([one.numpy() for one in model.variables])
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+        results.append([variable.numpy() for variable in model.variables])
+    for variable, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(variable, other)
 
 
 def test_wrapping_returns_the_same_optimizer():

@@ -18,12 +18,12 @@ SGD = keras.optimizers.SGD
 
 def applied(optimizer, steps=STEPS, dtype="float64", beginning=BEGINNING, function=tf.function):
     """The variables after an optimizer has applied gradients, one after another."""
-    variables = [keras.Variable(one, dtype=dtype, name=f"kernel_{place}") for place, one in enumerate(beginning)]
+    variables = [keras.Variable(tensor, dtype=dtype, name=f"kernel_{place}") for place, tensor in enumerate(beginning)]
     optimizer.build(variables)
     step = function(lambda gradients: optimizer.apply(gradients, variables))
     for gradients in steps:
-        step([one if isinstance(one, tf.IndexedSlices) else tf.constant(one, dtype) for one in gradients])
-    return [one.numpy() for one in variables]
+        step([tensor if isinstance(tensor, tf.IndexedSlices) else tf.constant(tensor, dtype) for tensor in gradients])
+    return [tensor.numpy() for tensor in variables]
 
 
 def normal(seed, index, update, shape):
@@ -57,18 +57,18 @@ def reference(deviations, rate=0.125, momentum=0.5, seed=0, clip=np.inf):
 
 
 def diagonal(ratio):
-    return lambda parts: [np.sqrt((ratio - 1) * one.var(axis=0, ddof=1) / PARTS) for one in parts]
+    return lambda parts: [np.sqrt((ratio - 1) * gradients.var(axis=0, ddof=1) / PARTS) for gradients in parts]
 
 
 def trace(ratio):
     def deviations(parts):
-        variances = np.concatenate([one.var(axis=0, ddof=1).ravel() for one in parts])
+        variances = np.concatenate([gradients.var(axis=0, ddof=1).ravel() for gradients in parts])
         return [np.sqrt((ratio - 1) * variances.mean() / PARTS)] * len(parts)
 
     return deviations
 
 
-@pytest.mark.parametrize("function", [tf.function, sweep(lambda one: one)], ids=["graph", "eager"])
+@pytest.mark.parametrize("function", [tf.function, sweep(lambda function: function)], ids=["graph", "eager"])
 @pytest.mark.parametrize(
     ("given", "of_inner", "expected"),
     [
@@ -85,10 +85,10 @@ def trace(ratio):
 )
 def test_steps_are_those_of_the_formulas(given, of_inner, expected, function):
     inner = SGD(0.125, momentum=0.5, gradient_accumulation_steps=PARTS, **of_inner)
-    for one, other in zip(
+    for weight, other in zip(
         applied(GradientNoise(inner, **given), function=function), reference(**expected), strict=True
     ):
-        np.testing.assert_allclose(one, other, rtol=1e-9)
+        np.testing.assert_allclose(weight, other, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_steps_are_those_of_the_formulas(given, of_inner, expected, function):
 def test_without_noise_it_is_the_inner_optimizer(make):
     expected = applied(make())
     for wrapped in (GradientNoise(make(), ratio=1), GradientNoise(make(), structure="isotropic", stddev=0.0)):
-        for one, other in zip(applied(wrapped), expected, strict=True):
-            np.testing.assert_array_equal(one, other)
+        for weight, other in zip(applied(wrapped), expected, strict=True):
+            np.testing.assert_array_equal(weight, other)
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "trace"])
@@ -114,14 +114,14 @@ def test_variances_are_those_of_a_smaller_batch(structure):
     variances = 2 * deviations**2  # of the two parts, without bias
     beginning = [np.zeros((3, 20_000)), np.zeros(2)]
     inner = SGD(1.0, gradient_accumulation_steps=2)
-    found = -1 - applied(GradientNoise(inner, 5, structure), parts, beginning=beginning)[0].ravel()
+    noise = -1 - applied(GradientNoise(inner, 5, structure), parts, beginning=beginning)[0].ravel()
     expected = 4 * variances / 2
-    np.testing.assert_allclose(np.mean(found), 0, atol=0.03)
-    np.testing.assert_allclose(np.sum(found**2), np.sum(expected), rtol=0.03)
+    np.testing.assert_allclose(np.mean(noise), 0, atol=0.03)
+    np.testing.assert_allclose(np.sum(noise**2), np.sum(expected), rtol=0.03)
     for place in range(3):
         part = slice(20_000 * place, 20_000 * (place + 1))
         wanted = expected[part].mean() if structure == "diagonal" else expected.mean()
-        np.testing.assert_allclose(np.mean(found[part] ** 2), wanted, rtol=0.03)
+        np.testing.assert_allclose(np.mean(noise[part] ** 2), wanted, rtol=0.03)
 
 
 def test_noise_is_new_in_each_update_and_for_each_variable():
@@ -134,7 +134,7 @@ def test_noise_is_new_in_each_update_and_for_each_variable():
     first, second, again, _, other, _ = rows
     np.testing.assert_array_equal(first, again)
     drawn = np.concatenate(
-        [*(one.ravel() for one in (*first, *other)), *((b - a).ravel() for a, b in zip(first, second, strict=True))]
+        [*(array.ravel() for array in (*first, *other)), *((b - a).ravel() for a, b in zip(first, second, strict=True))]
     )
     assert len(np.unique(drawn.round(6))) == len(drawn)
 
@@ -186,10 +186,10 @@ def test_loaded_optimizer_continues_with_equal_updates(given, tmp_path):
     assert loaded.optimizer.get_config() == model.optimizer.get_config()
     assert loaded.optimizer.structure == given["structure"]
     assert type(loaded.optimizer.inner_optimizer) is keras.optimizers.Adam
-    for one, other in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
-    for one, other in zip(fit(loaded).weights, fit(model).weights, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    for variable, other in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy())
+    for variable, other in zip(fit(loaded).weights, fit(model).weights, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy())
 
 
 def test_an_update_may_begin_before_saving_and_end_after_loading(tmp_path):
@@ -201,8 +201,8 @@ def test_an_update_may_begin_before_saving_and_end_after_loading(tmp_path):
     made[1].save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     loaded.fit(X[48:], Y[48:], batch_size=8, verbose=0, shuffle=False)
-    for one, other in zip(loaded.weights, made[0].weights, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    for weight, other in zip(loaded.weights, made[0].weights, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), other.numpy())
 
 
 def test_rates_and_iterations_are_those_of_the_inner_optimizer():
@@ -235,18 +235,18 @@ def test_loss_scaling_wraps_noise_and_skips_infinite_gradients():
     infinite = [[np.full(shape, np.inf) for shape in SHAPES]]
     inner = SGD(0.125, momentum=0.5, gradient_accumulation_steps=PARTS)
     scaled = keras.optimizers.LossScaleOptimizer(GradientNoise(inner, ratio=8), initial_scale=4.0)
-    steps = [[4 * one for one in STEPS[0]], *infinite, *([2 * one for one in step] for step in STEPS[1:])]
-    for one, other in zip(applied(scaled, steps), reference(diagonal(8)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+    steps = [[4 * array for array in STEPS[0]], *infinite, *([2 * array for array in step] for step in STEPS[1:])]
+    for array, other in zip(applied(scaled, steps), reference(diagonal(8)), strict=True):
+        np.testing.assert_allclose(array, other, rtol=1e-6)
 
 
 def test_float16_variance_does_not_underflow():
     """Squares of gradients of 1e-4 are zero in float16."""
     parts = [[np.full((3, 2), 1e-4 * sign), np.zeros(2)] for sign in (1, -1)]
     optimizer = GradientNoise(SGD(1.0, gradient_accumulation_steps=2), ratio=100)
-    found = applied(optimizer, parts, "float16", [np.zeros((3, 2)), np.zeros(2)])[0]
-    assert (found != 0).all()
-    assert np.abs(found).max() < 0.01
+    kernel = applied(optimizer, parts, "float16", [np.zeros((3, 2)), np.zeros(2)])[0]
+    assert (kernel != 0).all()
+    assert np.abs(kernel).max() < 0.01
 
 
 @pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="Keras has none")
@@ -259,14 +259,14 @@ def test_noise_works_around_and_inside_multi_optimizer(outside):
 
     inner = [SGD(0.125, momentum=0.5, gradient_accumulation_steps=PARTS) for _ in SHAPES]
     if outside:
-        found = applied(noisy(keras.optimizers.MultiOptimizer(lambda one: inner[int(one.name[-1])])))
+        weights = applied(noisy(keras.optimizers.MultiOptimizer(lambda variable: inner[int(variable.name[-1])])))
         expected = reference(diagonal(8))
     else:
         inner[0] = noisy(inner[0])
-        found = applied(keras.optimizers.MultiOptimizer(lambda one: inner[int(one.name[-1])]))
+        weights = applied(keras.optimizers.MultiOptimizer(lambda variable: inner[int(variable.name[-1])]))
         expected = [reference(diagonal(8))[0], reference(lambda parts: [0.0] * 2)[1]]
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9)
+    for weight, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -281,8 +281,8 @@ def test_one_process_trains_alike_with_tfdist_and_without(given):
     inside = model_with(GradientNoise(tfdist.DistributedOptimizer(inner_adam()), **given))
     eager = model_with(GradientNoise(inner_adam(), **given), run_eagerly=True)
     for model in (in_scope, around, inside, eager):
-        for one, other in zip(fit(model, epochs=2).weights, expected.weights, strict=True):
-            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
+        for weight, other in zip(fit(model, epochs=2).weights, expected.weights, strict=True):
+            np.testing.assert_allclose(weight.numpy(), other.numpy(), rtol=1e-4, atol=1e-5)
 
 
 PARTLY = {"ratio": 2, "structure": "trace"}

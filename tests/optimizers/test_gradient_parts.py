@@ -16,21 +16,21 @@ def test_squared_deviations_of_each_update_equal_numpy(shape, scale):
     optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3, clipvalue=0.5)
     variable, total = keras.Variable(np.zeros(4), dtype="float64"), keras.Variable(np.zeros(shape), dtype="float64")
     optimizer.build([variable])
-    found = tf.Variable(np.zeros((2, *shape)))
+    deviations = tf.Variable(np.zeros((2, *shape)))
 
     def changed(means, variables, squares):
-        assert [one is variable for one in variables] == [True]
-        found[optimizer.iterations].assign(squares[0])
+        assert [passed is variable for passed in variables] == [True]
+        deviations[optimizer.iterations].assign(squares[0])
         return [tf.ones_like(means[0])]
 
-    GradientParts(optimizer, lambda one: total, changed)
+    GradientParts(optimizer, lambda variable: total, changed)
     step = tf.function(lambda part: optimizer.apply([part], [variable]))
     parts = 3 + scale * (PARTS - 3)
     for part in parts:
         step(tf.constant(part))
     wanted = [3 * update.var(axis=0) for update in parts.reshape(2, 3, 4)]
     wanted = wanted if shape else np.sum(wanted, axis=1)
-    np.testing.assert_allclose(found, wanted, rtol=1e-6 if scale == 1.0 else 1e-4)
+    np.testing.assert_allclose(deviations, wanted, rtol=1e-6 if scale == 1.0 else 1e-4)
     np.testing.assert_array_equal(variable.numpy(), np.full(4, -1.0))
 
 
@@ -38,12 +38,14 @@ def test_infinite_gradient_does_not_affect_next_update():
     optimizer = keras.optimizers.SGD(0.0, gradient_accumulation_steps=2)
     variable, total = keras.Variable(np.zeros(1, np.float32)), keras.Variable(np.zeros(1, np.float32))
     optimizer.build([variable])
-    found = []
-    GradientParts(optimizer, lambda one: total, lambda means, variables, squares: found.append(squares[0]) or means)
+    deviations = []
+    GradientParts(
+        optimizer, lambda variable: total, lambda means, variables, squares: deviations.append(squares[0]) or means
+    )
     for part in (np.inf, 1.0, 1.0, 2.0):
         optimizer.apply([tf.constant([part])], [variable])
         optimizer._accumulated_gradients[0].assign([0.0 if part == np.inf else optimizer._accumulated_gradients[0][0]])
-    np.testing.assert_allclose(found[-1], [0.5])
+    np.testing.assert_allclose(deviations[-1], [0.5])
 
 
 def test_sums_have_32_bits_or_more():

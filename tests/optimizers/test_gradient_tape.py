@@ -19,7 +19,7 @@ def test_tape_keeps_jacobian_output_gradients_and_watched_variables():
     assert tape.gradient(y, {"x": x})["x"].numpy().tolist() == [2, 4]
     assert tape.gradient(y, x, output_gradients=tf.constant([1.0, 0.0])).numpy().tolist() == [2, 0]
     assert tape.jacobian(y, x).numpy().tolist() == [[2, 0], [0, 4]]
-    assert [one is x for one in tape.watched_variables()] == []
+    assert [variable is x for variable in tape.watched_variables()] == []
 
 
 def test_none_where_there_is_no_gradient():

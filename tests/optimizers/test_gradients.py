@@ -11,8 +11,8 @@ from tfdist.optimizers.local_clipping import LocalClipping
 
 def of(group, call, made, gradients, variables):
     """What `GradientAverager.reduced` gives."""
-    found = call(lambda: made.reduced(gradients(group.rank), variables))
-    return [None if one is None else tf.convert_to_tensor(one).numpy() for one in found]
+    reduced = call(lambda: made.reduced(gradients(group.rank), variables))
+    return [None if gradient is None else tf.convert_to_tensor(gradient).numpy() for gradient in reduced]
 
 
 @BOTH_WAYS
@@ -33,10 +33,10 @@ def test_dense_and_sparse_gradients_are_reduced_none_stays(ranks, size, call, av
         rows[0] += rank + 1
         rows[rank % 3] += rank + 1
     scale = size if average else 1
-    for found in ranks(size)(work):
-        np.testing.assert_allclose(found[0], dense / scale)
-        np.testing.assert_allclose(found[1], rows / scale)
-        assert found[2] is None
+    for reduced in ranks(size)(work):
+        np.testing.assert_allclose(reduced[0], dense / scale)
+        np.testing.assert_allclose(reduced[1], rows / scale)
+        assert reduced[2] is None
 
 
 @BOTH_WAYS
@@ -45,7 +45,7 @@ def test_reduced_gradients_are_differentiable_if_requested(ranks, size, call, av
     """As for a penalty on gradients; a process's is its part of the derivative of the sum or mean over all."""
 
     def work(group):
-        made, own, sparse = (
+        made, factor, sparse = (
             GradientAverager(group, average, is_differentiable=True),
             group.rank + 1.0,
             tf.Variable([[1.0]]),
@@ -56,29 +56,29 @@ def test_reduced_gradients_are_differentiable_if_requested(ranks, size, call, av
         def second():
             with tf.GradientTape() as outer:
                 with tf.GradientTape() as inner:
-                    loss = own * x**3
+                    loss = factor * x**3
                 total, _ = made.reduced([inner.gradient(loss, x), slices], [x, sparse])
                 penalty = total**2
             return total, outer.gradient(penalty, x)
 
-        return own, *(float(one) for one in call(second))
+        return factor, *(float(result) for result in call(second))
 
-    for own, total, found in ranks(size)(work):
+    for factor, total, derivative in ranks(size)(work):
         scale = size if average else 1
         assert total == pytest.approx(12 * sum(range(1, size + 1)) / scale)
         upstream = 2 * total * (1 if average else size)  # of all processes, summed or averaged
-        assert found == pytest.approx(upstream * 12 * own)
+        assert derivative == pytest.approx(upstream * 12 * factor)
 
 
 def test_differentiable_averager_reduces_sparse_gradients_alone(ranks):
     def work(group):
         slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([group.rank]), tf.constant([3, 2]))
         made = GradientAverager(group, is_differentiable=True)
-        (found,) = made.reduced([slices], [tf.Variable(tf.zeros([3, 2]))])
-        return tf.convert_to_tensor(found).numpy(), made.reduced([None], [tf.Variable(0.0)])
+        (reduced,) = made.reduced([slices], [tf.Variable(tf.zeros([3, 2]))])
+        return tf.convert_to_tensor(reduced).numpy(), made.reduced([None], [tf.Variable(0.0)])
 
-    for found, none in ranks(2)(work):
-        np.testing.assert_allclose(found, [[0.5, 0.5], [0.5, 0.5], [0, 0]])
+    for reduced, none in ranks(2)(work):
+        np.testing.assert_allclose(reduced, [[0.5, 0.5], [0.5, 0.5], [0, 0]])
         assert none == [None]
 
 
@@ -86,12 +86,14 @@ def test_differentiable_averager_reduces_sparse_gradients_alone(ranks):
 def test_sparse_gradients_stay_so_unless_asked(ranks, as_dense):
     def work(group):
         slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([group.rank]), tf.constant([3, 2]))
-        (found,) = GradientAverager(group, sparse_as_dense=as_dense).reduced([slices], [tf.Variable(tf.zeros([3, 2]))])
-        return isinstance(found, tf.IndexedSlices), tf.convert_to_tensor(found).numpy()
+        (reduced,) = GradientAverager(group, sparse_as_dense=as_dense).reduced(
+            [slices], [tf.Variable(tf.zeros([3, 2]))]
+        )
+        return isinstance(reduced, tf.IndexedSlices), tf.convert_to_tensor(reduced).numpy()
 
-    for sparse, found in ranks(2)(work):
+    for sparse, reduced in ranks(2)(work):
         assert sparse is not as_dense
-        np.testing.assert_allclose(found, [[0.5, 0.5], [0.5, 0.5], [0, 0]])
+        np.testing.assert_allclose(reduced, [[0.5, 0.5], [0.5, 0.5], [0, 0]])
 
 
 @pytest.mark.parametrize(("scale", "expected"), [(True, 2.0), (False, 4.0)])
@@ -99,11 +101,11 @@ def test_gradients_of_local_variables_are_not_summed(ranks, scale, expected):
     """Given as Keras has them or as TensorFlow does."""
 
     def work(group):
-        own, common = keras.Variable([0.0]), keras.Variable([0.0])
+        local, common = keras.Variable([0.0]), keras.Variable([0.0])
         made = GradientAverager(group, scale_local=scale)
-        made.keep_local(own.value)
+        made.keep_local(local.value)
         gradient = tf.constant([4.0 * (group.rank == 0)])
-        return [float(one[0]) for one in made.reduced([gradient, gradient], [own, common])]
+        return [float(reduced[0]) for reduced in made.reduced([gradient, gradient], [local, common])]
 
     assert ranks(2)(work) == [[expected, 2.0], [0.0, 2.0]]
 
@@ -113,8 +115,8 @@ def test_clipping_comes_before_the_sum(ranks):
         made = GradientAverager(group, clipping=LocalClipping(norm=1.0))
         return made.reduced([tf.constant([3.0, 4.0]) * (group.rank + 1)], [tf.Variable([0.0, 0.0])])[0].numpy()
 
-    for found in ranks(2)(work):
-        np.testing.assert_allclose(found, [0.6, 0.8], rtol=1e-6)
+    for reduced in ranks(2)(work):
+        np.testing.assert_allclose(reduced, [0.6, 0.8], rtol=1e-6)
 
 
 def test_only_dense_gradients_are_compressed(ranks):
@@ -133,8 +135,10 @@ def test_only_dense_gradients_are_compressed(ranks):
 
 
 def test_combined_applies_the_given_function(ranks):
-    found = ranks(2)(lambda group: GradientAverager(group).combined([tf.constant([group.rank])], np.maximum)[0].numpy())
-    assert [one.tolist() for one in found] == [[1], [1]]
+    results = ranks(2)(
+        lambda group: GradientAverager(group).combined([tf.constant([group.rank])], np.maximum)[0].numpy()
+    )
+    assert [result.tolist() for result in results] == [[1], [1]]
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ def reference(rate, momentum=0.9, decay=0.0, trust=1e-3, nesterov=False, adapts=
     weights, momenta = [KERNEL.copy(), BIAS.copy()], [np.zeros((2, 2)), np.zeros(2)]
     for gradients in STEPS:
         for place, gradient in enumerate(gradients):
-            own, local = weights[place], rate
+            weight, local = weights[place], rate
             if adapts[place]:
-                if np.linalg.norm(own) and np.linalg.norm(gradient):
-                    norm = np.linalg.norm(own)
+                if np.linalg.norm(weight) and np.linalg.norm(gradient):
+                    norm = np.linalg.norm(weight)
                     local = rate * trust * norm / (np.linalg.norm(gradient) + decay * norm)
-                gradient = gradient + decay * own
+                gradient = gradient + decay * weight
             momenta[place] = momentum * momenta[place] + local * gradient
-            weights[place] = own - (momentum * momenta[place] + local * gradient if nesterov else momenta[place])
+            weights[place] = weight - (momentum * momenta[place] + local * gradient if nesterov else momenta[place])
     return weights
 
 
@@ -35,8 +35,8 @@ def updated(optimizer, dtype="float64"):
     optimizer.build(variables)
     step = tf.function(lambda gradients: optimizer.apply(gradients, variables))
     for gradients in STEPS:
-        step([tf.constant(one, dtype) for one in gradients])
-    return [one.numpy() for one in variables]
+        step([tf.constant(tensor, dtype) for tensor in gradients])
+    return [tensor.numpy() for tensor in variables]
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def updated(optimizer, dtype="float64"):
     ],
 )
 def test_steps_are_those_of_the_paper(given, expected):
-    for one, other in zip(updated(LARS(0.5, **given)), reference(0.5, **expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+    for weight, other in zip(updated(LARS(0.5, **given)), reference(0.5, **expected), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-6)
 
 
 def test_sparse_gradients_update_like_dense_gradients():
@@ -74,8 +74,8 @@ def test_loaded_optimizer_equals_saved_one(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras").optimizer
     assert loaded.get_config() == model.optimizer.get_config()
     assert loaded.get_config()["weight_decay"] == 0.3
-    for one, other in zip(loaded.variables, model.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    for variable, other in zip(loaded.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy())
 
 
 def test_linear_regression_converges():

@@ -8,7 +8,8 @@ from tfdist.optimizers.local_clipping import LocalClipping
 def clipped(**limits):
     gradients = [tf.constant([3.0, 4.0]), tf.IndexedSlices(tf.constant([[0.0, 12.0]]), tf.constant([1]), [3, 2])]
     return [
-        np.asarray(getattr(one, "values", one)).ravel().tolist() for one in LocalClipping(**limits).clipped(gradients)
+        np.asarray(getattr(gradient, "values", gradient)).ravel().tolist()
+        for gradient in LocalClipping(**limits).clipped(gradients)
     ]
 
 

@@ -74,7 +74,7 @@ class Job:
     def say(self, kind, *fields, arrays=(), replies=None, **options):
         replies = [] if replies is None else replies
         self.number += 1
-        self.shard.heard(kind(self.number, *fields, **options), list(arrays), lambda *one: replies.append(one))
+        self.shard.heard(kind(self.number, *fields, **options), list(arrays), lambda *reply: replies.append(reply))
         if self.shard.store is not None:
             arrays = [array.copy() for array in self.shard.store.state().values]
             self.history.setdefault(self.shard.store.edition, arrays)
@@ -168,9 +168,9 @@ class Worker:
 
     def check(self):
         expected = self.job.history[self.replica.edition]
-        for found, one, kept in zip(self.variables, expected, self.replica.values(), strict=True):
-            assert found.tobytes() == one.tobytes()
-            assert kept.tobytes() == one.tobytes()
+        for variable, value, kept in zip(self.variables, expected, self.replica.values(), strict=True):
+            assert variable.tobytes() == value.tobytes()
+            assert kept.tobytes() == value.tobytes()
 
 
 OPTIMIZERS = {

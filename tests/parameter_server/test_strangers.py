@@ -38,7 +38,7 @@ def anything(kind, generator):
     if origin is tuple and arguments[-1] is Ellipsis:
         return tuple(anything(arguments[0], generator) for _ in range(generator.randrange(4)))
     if origin is tuple:
-        return tuple(anything(one, generator) for one in arguments)
+        return tuple(anything(argument, generator) for argument in arguments)
     if origin is dict:
         return {anything(arguments[0], generator): anything(arguments[1], generator) for _ in range(2)}
     if arguments:  # of a union
@@ -77,18 +77,18 @@ def array(generator):
 def test_a_server_outlives_messages_of_any_content(seed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     generator = random.Random(seed)
-    with serving(deals=DealerService()) as server, connected(server) as own:
-        attach(own)
-        create(own)
+    with serving(deals=DealerService()) as server, connected(server) as worker:
+        attach(worker)
+        create(worker)
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
             stranger.connect(f"tcp://{server.address}")
             for _ in range(MESSAGES):
                 message = made(generator.choice(KINDS), generator)
                 frames = wire.Codec.encode(message, [array(generator) for _ in range(generator.randrange(4))])
                 stranger.send_multipart(frames)
-            attach(own)  # once all of them have been heard, as a stranger may say that it is this worker
+            attach(worker)  # once all of them have been heard, as a stranger may say that it is this worker
             stranger.setsockopt(zmq.LINGER, 0)
-        attach(own)
-        push(own)
-        assert pull(own) is not None
+        attach(worker)
+        push(worker)
+        assert pull(worker) is not None
     assert not list(tmp_path.iterdir())

@@ -29,8 +29,8 @@ def skips():
 def shared():
     inputs = [keras.Input((6,)), keras.Input((6,))]
     dense = layers.Dense(6, "tanh")
-    one, other = dense(inputs[0]), layers.Dense(6)(inputs[1])
-    return keras.Model(inputs, layers.Dense(2)(dense(layers.Dense(6)(layers.Add()([dense(other), one])))))
+    first, second = dense(inputs[0]), layers.Dense(6)(inputs[1])
+    return keras.Model(inputs, layers.Dense(2)(dense(layers.Dense(6)(layers.Add()([dense(second), first])))))
 
 
 def several_outputs():
@@ -88,7 +88,8 @@ def words_inside():
 
 
 MODELS = {
-    one.__name__: one for one in (perceptron, skips, shared, several_outputs, words, words_inside, tied, adding_losses)
+    builder.__name__: builder
+    for builder in (perceptron, skips, shared, several_outputs, words, words_inside, tied, adding_losses)
 }
 
 
@@ -104,7 +105,7 @@ def data_of(model, samples=SAMPLES):
 
 def mean_squares(y, outputs):
     return tf.add_n(
-        [tf.reduce_mean((tf.cast(one, tf.float32) - other) ** 2) for one, other in zip(outputs, y, strict=True)]
+        [tf.reduce_mean((tf.cast(output, tf.float32) - target) ** 2) for output, target in zip(outputs, y, strict=True)]
     )
 
 
@@ -117,7 +118,7 @@ def of_whole(model, x, y):
     return (
         outputs,
         loss,
-        dict(zip(map(id, variables), tape.gradient(loss, [one.value for one in variables]), strict=True)),
+        dict(zip(map(id, variables), tape.gradient(loss, [variable.value for variable in variables]), strict=True)),
     )
 
 

@@ -38,8 +38,8 @@ def test_a_model_of_many_gigabytes_takes_no_memory():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "KiB, at most"
     assert model.count_params() == 3 * 30_000 * 30_001
     assert around.output_shape == (None, 2)
-    assert all(is_described(one) for one in model.variables)
-    assert [tuple(one.shape) for one in model.variables[:2]] == [(30_000, 30_000), (30_000,)]
+    assert all(is_described(variable) for variable in model.variables)
+    assert [tuple(variable.shape) for variable in model.variables[:2]] == [(30_000, 30_000), (30_000,)]
     model.summary(print_fn=lambda text: None)
 
 
@@ -50,8 +50,8 @@ def test_values_are_those_that_the_whole_model_would_have():
     model = described()
     for variable in reversed(model.variables):  # in any order
         allocate(variable)
-    for one, other in zip(model.get_weights(), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(weight, other)
 
 
 def test_layer_frozen_before_allocation_can_be_unfrozen():
@@ -79,17 +79,17 @@ def test_optimizer_built_before_allocation_updates_like_plain_keras(name):
             allocate(variable)
         for step in range(3):
             optimizer.apply(
-                [tf.ones_like(one) * (step + 1) for one in model.trainable_variables], model.trainable_variables
+                [tf.ones_like(weight) * (step + 1) for weight in model.trainable_variables], model.trainable_variables
             )
         models.append(model)
-    for one, other in zip(*(model.get_weights() for model in models), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_array_equal(weight, other)
 
 
 def test_assigned_value_survives_allocation():
     model = described()
     model.layers[0].kernel.assign(np.ones((4, 4)))
-    assert [is_described(one) for one in model.variables] == [False] + [True] * 5
+    assert [is_described(weight) for weight in model.variables] == [False] + [True] * 5
     for variable in model.variables:
         allocate(variable)
     np.testing.assert_array_equal(model.layers[0].kernel, np.ones((4, 4)))
@@ -114,7 +114,7 @@ def test_use_of_variable_of_another_process_raises():
 
 def test_variables_outside_of_context_are_allocated():
     described()
-    assert not any(is_described(one) for one in network().variables)
+    assert not any(is_described(variable) for variable in network().variables)
 
 
 def test_seams_of_variables_are_on_one_class():
@@ -123,5 +123,5 @@ def test_seams_of_variables_are_on_one_class():
         model = network()
     described_variables.install()
     assert model.built
-    assert [name for name, found in vars(keras.Variable).items() if hasattr(found, "__wrapped__")] == []
+    assert [name for name, member in vars(keras.Variable).items() if hasattr(member, "__wrapped__")] == []
     assert hasattr(tf_core.Variable._initialize, "__wrapped__")

@@ -37,7 +37,7 @@ def found(loss, stages=None, eager=True):
         return divisors_of(stages, (x, y, weights), [x], loss_of)
 
     given = tf.constant(X), tf.constant(Y), tf.constant(WEIGHTS)
-    return [float(one) for one in (compute if eager else tf.function(compute, autograph=False))(*given)]
+    return [float(divisor) for divisor in (compute if eager else tf.function(compute, autograph=False))(*given)]
 
 
 @pytest.mark.parametrize("eager", [True, False])

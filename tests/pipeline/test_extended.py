@@ -24,17 +24,17 @@ def strategy():
 def test_a_model_is_divided_once_and_placed_as_it_grows(strategy):
     with strategy.scope():
         model = network()
-        assert all(is_described(one) for one in model.variables)
-        found = strategy.extended.of_model(model)
-        assert found.stages.count == 3
-        assert found.table.workers == (0, 1, 2)
-        assert not any(is_described(one) for one in model.variables)
+        assert all(is_described(variable) for variable in model.variables)
+        pipelined = strategy.extended.of_model(model)
+        assert pipelined.stages.count == 3
+        assert pipelined.table.workers == (0, 1, 2)
+        assert not any(is_described(variable) for variable in model.variables)
         model.compile("adam", "mse")
         model.optimizer.build(model.trainable_variables)
-    assert strategy.extended.of_model(model) is found
+    assert strategy.extended.of_model(model) is pipelined
     strategy.extended.place(model)
-    assert not any(is_described(one) for one in model.optimizer.variables)
-    assert all(strategy.extended.holds(model, one) for one in model.variables)
+    assert not any(is_described(variable) for variable in model.optimizer.variables)
+    assert all(strategy.extended.holds(model, variable) for variable in model.variables)
 
 
 def test_single_process_reads_values_and_is_writer(strategy):

@@ -22,9 +22,9 @@ def test_dense_and_sparse_parts():
     gradients.add(mixed, tf.ones([4, 2]))
     gradients.add(none, None)
     np.testing.assert_array_equal(gradients.of(dense), np.full([4, 2], 3))
-    found = gradients.of(sparse)
-    np.testing.assert_array_equal(found.indices, [1, 1])
-    np.testing.assert_array_equal(found.values, [[1, 2], [3, 4]])
+    slices = gradients.of(sparse)
+    np.testing.assert_array_equal(slices.indices, [1, 1])
+    np.testing.assert_array_equal(slices.values, [[1, 2], [3, 4]])
     np.testing.assert_array_equal(gradients.of(mixed), [[1, 1], [5, 7], [1, 1], [1, 1]])
     assert gradients.of(none) is None
 
@@ -39,8 +39,8 @@ def test_slices_with_equal_indices_are_summed_others_concatenated():
             words = tf.IndexedSlices(tf.ones([3, 2]), batch[number], tf.constant([4, 2]))
             gradients.add(table, words, "words")
             gradients.add(table, rows([[1.0, 2.0], [3.0, 4.0]], [0, 1]), "positions")
-        found = gradients.of(table)
-        return found.indices, found.values
+        slices = gradients.of(table)
+        return slices.indices, slices.values
 
     indices, values = step(tf.constant([[1, 2, 3], [1, 0, 0]]))
     np.testing.assert_array_equal(indices, [1, 2, 3, 1, 0, 0, 0, 1])
@@ -48,20 +48,20 @@ def test_slices_with_equal_indices_are_summed_others_concatenated():
 
 
 def test_gradients_wait_for_given_operations():
-    one, other = keras.Variable(np.zeros([4, 2], "float32")), keras.Variable(np.zeros([4, 2], "float32"))
+    dense, sparse = keras.Variable(np.zeros([4, 2], "float32")), keras.Variable(np.zeros([4, 2], "float32"))
     waits = []
 
     @tf.function(autograph=False)
     def step():
         gradients = GradientSums()
-        gradients.add(one, tf.ones([4, 2]))
-        gradients.add(other, rows([[1.0, 2.0]], [1]))
+        gradients.add(dense, tf.ones([4, 2]))
+        gradients.add(sparse, rows([[1.0, 2.0]], [1]))
         last = tf.timestamp().op
         gradients.wait_for([last])
-        found = gradients.of(one), gradients.of(other).values
-        before = [*found, *found[0].op.inputs, *found[1].op.inputs]
+        sums = gradients.of(dense), gradients.of(sparse).values
+        before = [*sums, *sums[0].op.inputs, *sums[1].op.inputs]
         waits.append(sum(last in tensor.op.control_inputs for tensor in before))
-        return found
+        return sums
 
     step()
     assert waits == [2]

@@ -53,9 +53,9 @@ def test_weights_can_be_read_and_set():
     strategy = tfdist.PipelineStrategy(stages=2, micro_batches=2)
     with strategy.scope():
         model = models.skips()
-    for one, other in zip(model.get_weights(), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-    model.set_weights([2 * one for one in expected])
+    for weight, other in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(weight, other)
+    model.set_weights([2 * weight for weight in expected])
     np.testing.assert_array_equal(model.get_weights()[0], 2 * expected[0])
     assert model.predict_on_batch(np.ones([3, 6])).shape == (3, 2)
 
@@ -69,7 +69,7 @@ def test_a_sequential_model_is_divided_when_its_first_batch_comes():
     history = model.fit(X, Y, batch_size=4, epochs=3, verbose=0).history["loss"]
     assert history[-1] < history[0]
     assert model.jit_compile is False, "XLA compiles no calls of the host"
-    assert not any(is_described(one) for one in (*model.variables, *model.optimizer.variables))
+    assert not any(is_described(variable) for variable in (*model.variables, *model.optimizer.variables))
 
 
 def test_files_of_plain_keras_are_loaded_into_stages(tmp_path):
@@ -84,9 +84,9 @@ def test_files_of_plain_keras_are_loaded_into_stages(tmp_path):
         weights_only = network()
     weights_only.load_weights(tmp_path / "plain.weights.h5")
     for model, expected in ((loaded, plain.variables + plain.optimizer.variables), (weights_only, plain.variables)):
-        found = model.variables + (model.optimizer.variables if model is loaded else [])
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
+        variables = model.variables + (model.optimizer.variables if model is loaded else [])
+        for variable, other in zip(variables, expected, strict=True):
+            np.testing.assert_array_equal(variable, other)
     loaded.fit(X, Y, verbose=0)
     plain.fit(X, Y, verbose=0)
     np.testing.assert_allclose(loaded.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
@@ -103,8 +103,8 @@ def test_early_stopping_restores_the_best_weights():
     stopping = keras.callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True)
     model.fit(X, Y, epochs=9, callbacks=[keep, stopping], verbose=0)
     assert len(kept) == 3
-    for one, other in zip(model.get_weights(), kept[0], strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(model.get_weights(), kept[0], strict=True):
+        np.testing.assert_array_equal(weight, other)
 
 
 def test_fit_raises_if_batch_size_is_indivisible():

@@ -10,11 +10,11 @@ def test_ranks_map_to_workers_and_replicas(ranks):
         mesh = Mesh(group, 2)
         return mesh.worker, mesh.replica, mesh.pipeline.members, mesh.replicas.members, mesh.rank(2, 1)
 
-    found = ranks(6)(work)
-    assert [one[:2] for one in found] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
-    assert [one[2] for one in found[:2]] == [(0, 2, 4), (1, 3, 5)]
-    assert [one[3] for one in found[::2]] == [(0, 1), (2, 3), (4, 5)]
-    assert all(one[4] == 5 for one in found)
+    results = ranks(6)(work)
+    assert [result[:2] for result in results] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [result[2] for result in results[:2]] == [(0, 2, 4), (1, 3, 5)]
+    assert [result[3] for result in results[::2]] == [(0, 1), (2, 3), (4, 5)]
+    assert all(result[4] == 5 for result in results)
 
 
 def test_data_that_does_not_divide_processes_raises(ranks):

@@ -15,25 +15,25 @@ def test_every_sample_is_in_one_part(samples, count, is_known):
     def run(x, y):
         batch = {"x": x, "y": (y, None)}
         parts = MicroBatches(batch, count)
-        found = [parts.part(batch, number) for number in range(count)]
+        micro_batches = [parts.part(batch, number) for number in range(count)]
         return (
-            parts.joined(found)["x"],
-            [part["x"] for part in found],
+            parts.joined(micro_batches)["x"],
+            [part["x"] for part in micro_batches],
             parts.rows,
             [parts.weight(n) for n in range(count)],
         )
 
     x, y = tf.reshape(tf.range(2.0 * samples), [samples, 2]), tf.range(samples)
-    specs = [tf.TensorSpec([samples if is_known else None, *one.shape[1:]], one.dtype) for one in (x, y)]
+    specs = [tf.TensorSpec([samples if is_known else None, *tensor.shape[1:]], tensor.dtype) for tensor in (x, y)]
     joined, parts, rows, weights = tf.function(run, input_signature=specs)(x, y)
     np.testing.assert_array_equal(joined, x)
-    assert [int(one) for one in rows] == [
+    assert [int(tensor) for tensor in rows] == [
         (number + 1) * samples // count - number * samples // count for number in range(count)
     ]
-    assert all(part.shape[0] == max(1, int(own)) for part, own in zip(parts, rows, strict=True)), (
+    assert all(part.shape[0] == max(1, int(row_count)) for part, row_count in zip(parts, rows, strict=True)), (
         "no kernel without rows"
     )
-    np.testing.assert_allclose(weights, [int(own) / samples for own in rows])
+    np.testing.assert_allclose(weights, [int(row_count) / samples for row_count in rows])
 
 
 def test_masks_are_joined():
@@ -51,6 +51,6 @@ def test_sparse_and_ragged_batches():
     dense = np.arange(12.0).reshape(4, 3) % 5
     sparse, ragged = tf.sparse.from_dense(dense), tf.RaggedTensor.from_tensor(dense, padding=0.0)
     parts = MicroBatches((sparse, ragged), 2)
-    one, other = parts.part((sparse, ragged), 1)
-    np.testing.assert_array_equal(tf.sparse.to_dense(one), dense[2:])
-    assert other.to_list() == ragged.to_list()[2:]
+    sparse_part, ragged_part = parts.part((sparse, ragged), 1)
+    np.testing.assert_array_equal(tf.sparse.to_dense(sparse_part), dense[2:])
+    assert ragged_part.to_list() == ragged.to_list()[2:]

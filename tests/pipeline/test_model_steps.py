@@ -74,8 +74,8 @@ CASES = {
 
 def data_of(model):
     x, y = models.data_of(model, ROWS)
-    x = [one.numpy() for one in x]
-    y = [one.numpy() for one in y]
+    x = [tensor.numpy() for tensor in x]
+    y = [tensor.numpy() for tensor in y]
     return (x if len(x) > 1 else x[0]), (dict(zip(model.output_names, y, strict=True)) if len(y) > 1 else y[0])
 
 
@@ -90,18 +90,18 @@ def trained(make, compiled, schedule=None, **options):
     options = {"validation_data": (x, y), "epochs": 2, "batch_size": 8, "shuffle": False, "verbose": 0, **options}
     history = model.fit(x, y, **options).history
     evaluated = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
-    state = [one.numpy() for one in (*model.variables, *model.optimizer.variables)]
+    state = [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
     return history, evaluated, keras.tree.flatten(model.predict(x, batch_size=8, verbose=0)), state
 
 
-def assert_equal(found, expected):
-    assert found[0].keys() == expected[0].keys()
+def assert_equal(actual, expected):
+    assert actual[0].keys() == expected[0].keys()
     for name, values in expected[0].items():
-        np.testing.assert_allclose(found[0][name], values, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(actual[0][name], values, rtol=1e-5, err_msg=name)
     for name, value in expected[1].items():
-        np.testing.assert_allclose(found[1][name], value, rtol=1e-5, err_msg=name)
-    for one, other in zip(found[2] + found[3], expected[2] + expected[3], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(actual[1][name], value, rtol=1e-5, err_msg=name)
+    for array, other in zip(actual[2] + actual[3], expected[2] + expected[3], strict=True):
+        np.testing.assert_allclose(array, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", some(CASES, 3))
@@ -114,7 +114,7 @@ def test_fit_evaluate_and_predict_equal_plain_keras(name):
 def test_weights_of_samples_and_classes():
     labels = np.random.default_rng(0).integers(0, 3, ROWS)
     weights = np.random.default_rng(1).uniform(size=ROWS)
-    found = []
+    results = []
     for schedule in (None, "zb"):
         keras.utils.set_random_seed(0)
         model = classifier()
@@ -125,8 +125,8 @@ def test_weights_of_samples_and_classes():
         options = {"batch_size": 8, "shuffle": False, "verbose": 0}
         one = model.fit(x, labels, sample_weight=weights, **options).history
         other = model.fit(x, labels, class_weight={0: 1.0, 1: 3.0, 2: 0.1}, **options).history
-        found.append((one, other, [one.numpy() for one in model.variables]))
-    for one, other in zip(*found, strict=True):
+        results.append((one, other, [one.numpy() for one in model.variables]))
+    for one, other in zip(*results, strict=True):
         for value, expected in zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True):
             np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 

@@ -17,8 +17,12 @@ def gradients(loss, of_batch, variables=(), scale=1.0):
     objective = Objective(loss, batch, of_batch, variables, scale)
     for number in range(3):
         objective.take(number, [batch.part(outputs, number)])
-    found = [objective.gradients(number) for number in range(3)]
-    return batch.joined([one.output for (one,), _ in found]), [pair for _, own in found for pair in own], objective
+    results = [objective.gradients(number) for number in range(3)]
+    return (
+        batch.joined([gradient.output for (gradient,), _ in results]),
+        [pair for _, pairs in results for pair in pairs],
+        objective,
+    )
 
 
 def mean_square(outputs, number):
@@ -27,14 +31,14 @@ def mean_square(outputs, number):
 
 @pytest.mark.parametrize("of_batch", [True, False])
 def test_mean_loss_and_gradients_equal_whole_batch(of_batch):
-    found, _, objective = gradients(mean_square, of_batch)
-    np.testing.assert_allclose(found, 2 * VALUES / 5, rtol=1e-6)
+    gradient, _, objective = gradients(mean_square, of_batch)
+    np.testing.assert_allclose(gradient, 2 * VALUES / 5, rtol=1e-6)
     np.testing.assert_allclose(tf.add_n(objective.losses), (VALUES**2).mean(), rtol=1e-6)
 
 
 def test_nonlinear_loss_of_whole_batch_is_supported():
-    found, _, _ = gradients(lambda outputs, number: tf.reduce_sum(outputs[0]) ** 2, True)
-    np.testing.assert_allclose(found, np.full(5, 2 * VALUES.sum()))
+    gradient, _, _ = gradients(lambda outputs, number: tf.reduce_sum(outputs[0]) ** 2, True)
+    np.testing.assert_allclose(gradient, np.full(5, 2 * VALUES.sum()))
 
 
 @pytest.mark.parametrize("of_batch", [True, False])
@@ -43,15 +47,15 @@ def test_variables_used_by_the_loss_get_gradients(of_batch):
         value = tf.Variable(2.0)
 
     weight = Weight()
-    _, own, _ = gradients(lambda outputs, number: weight.value * tf.reduce_mean(outputs[0]), of_batch, [weight])
-    assert all(one is weight for one, _ in own)
-    np.testing.assert_allclose(tf.add_n([gradient for _, gradient in own]), VALUES.mean(), rtol=1e-6)
+    _, pairs, _ = gradients(lambda outputs, number: weight.value * tf.reduce_mean(outputs[0]), of_batch, [weight])
+    assert all(variable is weight for variable, _ in pairs)
+    np.testing.assert_allclose(tf.add_n([gradient for _, gradient in pairs]), VALUES.mean(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("of_batch", [True, False])
 def test_gradients_are_scaled_and_losses_are_not(of_batch):
-    found, _, objective = gradients(mean_square, of_batch, scale=1024.0)
-    np.testing.assert_allclose(found, 1024 * 2 * VALUES / 5, rtol=1e-6)
+    gradient, _, objective = gradients(mean_square, of_batch, scale=1024.0)
+    np.testing.assert_allclose(gradient, 1024 * 2 * VALUES / 5, rtol=1e-6)
     np.testing.assert_allclose(tf.add_n(objective.losses), (VALUES**2).mean(), rtol=1e-6)
 
 
@@ -63,18 +67,18 @@ def test_crossentropy_gradients_go_to_logits_of_softmax(of_batch):
     batch = MicroBatches(logits, 3)
 
     def loss(outputs, number):
-        own = labels if number is None else batch.part(labels, number)
-        return tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(own, outputs[0]))
+        targets = labels if number is None else batch.part(labels, number)
+        return tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(targets, outputs[0]))
 
     objective = Objective(loss, batch, of_batch)
     for number in range(3):
         objective.take(number, [keras.activations.softmax(batch.part(logits, number))])
-    found = [objective.gradients(number)[0][0] for number in range(3)]
-    assert all(one.output is None for one in found)
+    parts = [objective.gradients(number)[0][0] for number in range(3)]
+    assert all(part.output is None for part in parts)
     with tf.GradientTape() as tape:
         tape.watch(logits)
         whole = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-    np.testing.assert_allclose(tf.concat([one.logits for one in found], 0), tape.gradient(whole, logits), rtol=1e-5)
+    np.testing.assert_allclose(tf.concat([part.logits for part in parts], 0), tape.gradient(whole, logits), rtol=1e-5)
 
 
 def test_padding_row_of_empty_micro_batch_has_no_gradient():
@@ -84,5 +88,5 @@ def test_padding_row_of_empty_micro_batch_has_no_gradient():
     objective = Objective(mean_square, batch, of_batch=True)
     for number in range(3):
         objective.take(number, [batch.part(outputs, number)])
-    found = [objective.gradients(number)[0][0].output.numpy().tolist() for number in range(3)]
-    assert found == [[0.0], [1.0], [2.0]]
+    results = [objective.gradients(number)[0][0].output.numpy().tolist() for number in range(3)]
+    assert results == [[0.0], [1.0], [2.0]]

@@ -39,10 +39,10 @@ def test_optimizer_slots_are_on_workers_of_their_weights(name):
     placement = Placement(stages, [0, 1], [1], None)
     placement.add_slots(model.optimizer)
     placement.place(variables_of(model))
-    assert [is_elsewhere(one) for one in model.variables] == [True] * 4 + [False] * 4
-    assert not any(is_described(one) for one in model.variables[4:])
+    assert [is_elsewhere(variable) for variable in model.variables] == [True] * 4 + [False] * 4
+    assert not any(is_described(variable) for variable in model.variables[4:])
     slots = slots_of(model.optimizer)
-    assert not any(is_described(one) and not is_elsewhere(one) for one in slots)
+    assert not any(is_described(variable) and not is_elsewhere(variable) for variable in slots)
     for slot in slots:
         place = next((place for place in range(4) if f"d{place}_" in slot.path), None)
         if place is not None:  # else it is none of a weight, as the number of iterations
@@ -71,8 +71,8 @@ def test_variables_are_on_devices_of_their_workers():
     placement = Placement(Stages(ModelCalls(model), [1, 4]), [0, 1], [0, 1], devices)
     with strategy.scope():
         placement.place(model.variables)
-    found = [one.value.device.rsplit("/", 1)[-1] for one in model.variables]
-    assert found == ["device:CPU:1"] * 2 + ["device:CPU:2"] * 6
+    homes = [variable.value.device.rsplit("/", 1)[-1] for variable in model.variables]
+    assert homes == ["device:CPU:1"] * 2 + ["device:CPU:2"] * 6
 
 
 def test_a_worker_that_would_train_nothing_is_lent_a_weight():
@@ -82,7 +82,7 @@ def test_a_worker_that_would_train_nothing_is_lent_a_weight():
     stages = Stages(ModelCalls(model), [1, 2, 4])
     lend(stages, [0, 1, 2])
     placement = Placement(stages, [0, 1, 2], [1], None)
-    held = [one.path.partition("/")[2] for one in model.trainable_variables if placement.holds(one)]
+    held = [variable.path.partition("/")[2] for variable in model.trainable_variables if placement.holds(variable)]
     assert held == ["d2/bias"]
     assert placement.workers(model.get_layer("d2").bias) == (2, 0, 1), "the stage that calls it speaks for it"
     assert placement.workers(model.get_layer("d2").kernel) == (2,)

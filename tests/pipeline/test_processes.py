@@ -43,7 +43,7 @@ def test_give_copies_variables_of_one_worker(ranks):
     def work(group):
         variables = [keras.Variable(np.full([2], group.rank)), keras.Variable(10 * group.rank, dtype="int32")]
         PipelineCollectives(group, "m").give(variables, 1)
-        return [one.numpy().tolist() for one in variables]
+        return [variable.numpy().tolist() for variable in variables]
 
     assert ranks(3)(work) == [[[1.0, 1.0], 10]] * 3
 
@@ -54,8 +54,8 @@ def test_share_broadcasts_and_summed_adds_over_some_ranks(ranks):
     def work(group):
         processes = PipelineCollectives(group, "m")
         tensors = [tf.ones([3, 2]), tf.constant(7)] if group.rank == 2 else None
-        one, other = processes.share(tensors, spec, 2)
+        matrix, scalar = processes.share(tensors, spec, 2)
         total = processes.summed([tf.constant([float(group.rank)])], (0, 2), ["w"]) if group.rank != 1 else [[-1.0]]
-        return one.shape.as_list(), int(other), float(total[0][0])
+        return matrix.shape.as_list(), int(scalar), float(total[0][0])
 
     assert ranks(3)(work) == [([3, 2], 7, 2.0), ([3, 2], 7, -1.0), ([3, 2], 7, 2.0)]

@@ -39,9 +39,9 @@ def actions(timeline):
 def test_the_order_is_that_of_the_table(schedule, eagerly):
     strategy, _ = trained(schedule, eagerly, record=True)
     for step in (-2, -1):
-        found = strategy.recorded(step)
-        assert actions(found) == actions(strategy.schedule)
-        for row in found.spans:
+        timeline = strategy.recorded(step)
+        assert actions(timeline) == actions(strategy.schedule)
+        for row in timeline.spans:
             times = [time for span in row for time in (span.begin, span.end)]
             assert times == sorted(times)
     assert "worker 1" in str(strategy.recorded())
@@ -53,13 +53,13 @@ def test_actions_begin_after_their_inputs_end(schedule):
     table = strategy.extended.of_model(model).table
     spans = {span.action: span for row in strategy.recorded().spans for span in row}
     for action, span in spans.items():
-        assert all(spans[one].end <= span.begin for one in table.needs(action))
+        assert all(spans[needed].end <= span.begin for needed in table.needs(action))
 
 
 def test_recording_changes_no_weights():
     weights = [trained("zero_bubble", record=record)[1].get_weights() for record in (False, True)]
-    for one, other in zip(*weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(weight, other)
 
 
 def test_only_training_steps_are_recorded():
@@ -88,8 +88,8 @@ def test_a_timeline_of_several_processes(ranks):
             made.timeline(recording.KEPT)
         return made.timeline()
 
-    one, other = ranks(2)(work)
-    assert one == other
+    first, second = ranks(2)(work)
+    assert first == second
     last = recording.KEPT
-    assert actions(one) == [[f"0F{last}", f"0F{last}"], [f"1F{last}", f"1B{last}"]]
-    assert min(row[0].begin for row in one.spans) == 0
+    assert actions(first) == [[f"0F{last}", f"0F{last}"], [f"1F{last}", f"1B{last}"]]
+    assert min(row[0].begin for row in first.spans) == 0

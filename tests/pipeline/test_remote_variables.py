@@ -36,12 +36,12 @@ def variables_of(group):
     with _building, describing():
         made = [keras.Variable(lambda shape, dtype: np.zeros(shape, dtype), shape=(2,)) for _ in range(3)]
         places = Places(made, group.rank)
-        for place, one in enumerate(made):
-            if places.holds(one):
-                allocate(one)
-                one.assign([group.rank, 10.0 * place])
+        for place, variable in enumerate(made):
+            if places.holds(variable):
+                allocate(variable)
+                variable.assign([group.rank, 10.0 * place])
             else:
-                leave_to(one, f"worker {place}")
+                leave_to(variable, f"worker {place}")
     return made, RemoteVariables(Mesh(group, 1), places, made, "m")
 
 
@@ -52,11 +52,11 @@ def test_the_leader_reads_and_assigns_all(ranks):
             remote.answer()
             return variables[1].numpy().tolist()
         with remote.led():
-            found = [one.numpy().tolist() for one in variables]
+            values = [variable.numpy().tolist() for variable in variables]
             variables[1].assign([7.0, 8.0])
         with pytest.raises(ElsewhereError, match="held by worker 1"):
             variables[1].numpy()
-        return found
+        return values
 
     assert ranks(2)(work) == [[[0, 0], [1, 10], [0, 20]], [7.0, 8.0]]
 
@@ -78,6 +78,6 @@ def test_broadcast_returns_owners_values_on_all_ranks(ranks):
     def work(group):
         variables, remote = variables_of(group)
         remote.equalize(variables)
-        return [remote.broadcast(one).tolist() for one in variables]
+        return [remote.broadcast(variable).tolist() for variable in variables]
 
     assert ranks(2)(work) == [[[0, 0], [1, 10], [0, 20]]] * 2

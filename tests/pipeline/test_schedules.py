@@ -17,8 +17,8 @@ def run(table):
 @pytest.mark.parametrize(("p", "m"), SIZES)
 def test_idle_time_and_memory_equal_formulas(p, m):
     gpipe, alternating = run(schedules.gpipe(p, m)), run(schedules.one_forward_one_backward(p, m))
-    for found in (gpipe, alternating):
-        assert found.idle_share == pytest.approx((p - 1) / (m + p - 1))
+    for timeline in (gpipe, alternating):
+        assert timeline.idle_share == pytest.approx((p - 1) / (m + p - 1))
     assert [gpipe.kept(worker) for worker in range(p)] == [m] * p
     assert [alternating.kept(worker) for worker in range(p)] == [min(m, p - worker) for worker in range(p)]
     divided = run(schedules.zero_bubble(p, m))
@@ -33,11 +33,11 @@ def test_idle_time_and_memory_equal_formulas(p, m):
 def test_interleaved_idle_time_and_memory_equal_formulas(p, m, chunks):
     table = schedules.interleaved(p * chunks, m, p)
     assert table.workers == tuple(stage % p for stage in range(p * chunks))
-    found = run(table)  # in particular, it ends
+    timeline = run(table)  # in particular, it ends
     if m % p == 0:
-        assert found.idle_share == pytest.approx((p - 1) / (chunks * m + p - 1))
+        assert timeline.idle_share == pytest.approx((p - 1) / (chunks * m + p - 1))
         most = min(2 * (p - 1) + (chunks - 1) * p + 1, chunks * m) if chunks > 1 else min(p, m)
-        assert found.kept(0) == most
+        assert timeline.kept(0) == most
 
 
 @pytest.mark.parametrize("make", [schedules.gpipe, schedules.one_forward_one_backward, schedules.zero_bubble])

@@ -29,10 +29,10 @@ class Shown(keras.callbacks.TensorBoard):
 def test_only_the_writer_writes_histograms_of_all_weights(tmp_path, is_writer):
     process, model = Process(is_writer), keras.Sequential()
     board = Shown(tmp_path, histogram_freq=1)
-    (found,) = stage_callbacks.adapted([board], process)
-    assert (found is board) is is_writer
-    found.set_model(model)
-    found.on_epoch_end(3)
+    (adapted,) = stage_callbacks.adapted([board], process)
+    assert (adapted is board) is is_writer
+    adapted.set_model(model)
+    adapted.on_epoch_end(3)
     assert process.models == [model]
     assert board.epochs == ((3,) if is_writer else ())
 

@@ -28,7 +28,7 @@ OPTIONS = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_updates_are_those_of_the_whole_model(name):
     gradients = np.random.default_rng(0).normal(size=(5, 2, 3)).astype("float32")
-    found = []
+    results = []
     for parts in (False, True):
         with describing():
             variables = [keras.Variable(keras.initializers.Constant(place + 1.0), shape=(3,)) for place in range(2)]
@@ -40,20 +40,22 @@ def test_updates_are_those_of_the_whole_model(name):
             leave_to(one, "another") if is_anothers else allocate(one)
         assert [is_elsewhere(one) for one in variables] == [parts, False]
         for given in gradients:
-            own = given[1:] if parts else given
-            optimizer.apply_gradients([(tf.constant(one), variable) for one, variable in zip(own, here, strict=True)])
+            local_gradients = given[1:] if parts else given
+            optimizer.apply_gradients(
+                [(tf.constant(one), variable) for one, variable in zip(local_gradients, here, strict=True)]
+            )
         optimizer.finalize_variable_values(variables)
-        found.append(variables[1].numpy())
-    np.testing.assert_array_equal(*found)
+        results.append(variables[1].numpy())
+    np.testing.assert_array_equal(*results)
 
 
 def test_a_weight_that_two_stages_hold_counts_once_in_a_norm(ranks, monkeypatch):
     """Two processes with one gradient each and one that both have."""
-    own = threading.local()
-    monkeypatch.setattr(stage_optimizers.current_strategy, "current", lambda ability: own.stages)
+    thread_local = threading.local()
+    monkeypatch.setattr(stage_optimizers.current_strategy, "current", lambda ability: thread_local.stages)
 
     def work(group):
-        own.stages = types.SimpleNamespace(over_stages=Bridge(group))
+        thread_local.stages = types.SimpleNamespace(over_stages=Bridge(group))
         gradients = [tf.constant([3.0, 4.0]), tf.constant([[1.0, 2.0], [2.0, 0.0 if group.rank else 4.0]])]
         with stage_optimizers.gradient_shares([0.5, 1.0]):
             return float(base_optimizer.global_norm(gradients))

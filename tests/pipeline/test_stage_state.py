@@ -81,7 +81,7 @@ def test_counters_and_sums_follow_their_aggregation():
 @pytest.mark.parametrize("schedule", [schedules.gpipe, schedules.one_forward_one_backward, schedules.zero_bubble])
 def test_recomputed_forward_passes_give_equal_results(schedule):
     """With Dropout and moving statistics, to the same end; and they are made."""
-    found, counts = [], []
+    runs, counts = [], []
     for recomputes in (False, True):
         keras.utils.set_random_seed(0)
         made = []
@@ -91,13 +91,13 @@ def test_recomputed_forward_passes_give_equal_results(schedule):
         )
         results = run(model, 2, recomputes, schedule)
         counts.append(len(made))
-        found.append((results, [one.numpy() for one in model.variables]))
+        runs.append((results, [value.numpy() for value in model.variables]))
     assert counts[1] == counts[0] + PARTS
-    (plain, state), (again, other) = found
-    for one, two in zip(tf.nest.flatten(plain), tf.nest.flatten(again), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
-    for one, two in zip(state, other, strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-6)
+    (plain, state), (again, other) = runs
+    for value, repeated in zip(tf.nest.flatten(plain), tf.nest.flatten(again), strict=True):
+        np.testing.assert_allclose(value, repeated, rtol=1e-5, atol=1e-7)
+    for value, repeated in zip(state, other, strict=True):
+        np.testing.assert_allclose(value, repeated, rtol=1e-6)
 
 
 def test_dropout_differs_between_micro_batches_and_steps():

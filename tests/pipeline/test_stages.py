@@ -52,8 +52,8 @@ def test_homes_of_shared_variables_are_all_calling_stages():
     homes = [stages.homes[id(variable)] for variable in model.variables]
     assert (0, 1, 2) in homes
     for stage in range(3):
-        own = {id(one) for layer in stages.layers(stage) for one in layer.variables}
-        assert own == {id(one) for one, found in zip(model.variables, homes, strict=True) if stage in found}
+        weight_ids = {id(weight) for layer in stages.layers(stage) for weight in layer.variables}
+        assert weight_ids == {id(weight) for weight, home in zip(model.variables, homes, strict=True) if stage in home}
 
 
 @pytest.mark.parametrize("ends", [[], [1], [2, 1, 3], [0, 3], [1, 1, 3], [1, 4]])

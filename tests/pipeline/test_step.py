@@ -43,15 +43,15 @@ def pipelined(model, make, devices=None, graph=True, samples=SAMPLES):
     return outputs, loss, dict(zip(map(id, model.trainable_variables), gradients, strict=True))
 
 
-def assert_equal(model, found, expected):
-    for one, other in zip(found[0], expected[0], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5)
+def assert_equal(model, actual, expected):
+    for tensor, other in zip(actual[0], expected[0], strict=True):
+        np.testing.assert_allclose(tensor, other, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual[1], expected[1], rtol=1e-5)
     for variable in model.trainable_variables:
-        one, other = found[2][id(variable)], expected[2][id(variable)]
-        assert type(one) is type(other), variable.path
-        one, other = tf.convert_to_tensor(one), tf.convert_to_tensor(other)
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=variable.path)
+        tensor, other = actual[2][id(variable)], expected[2][id(variable)]
+        assert type(tensor) is type(other), variable.path
+        tensor, other = tf.convert_to_tensor(tensor), tf.convert_to_tensor(other)
+        np.testing.assert_allclose(tensor, other, rtol=1e-5, atol=1e-6, err_msg=variable.path)
 
 
 CASES = [(name, schedule) for name in MODELS for schedule in ("1f1b", "zero_bubble")]
@@ -118,8 +118,8 @@ def test_actions_are_executed_in_the_order_of_the_table(schedule):
 
     step(tf.reshape(tf.range(float(PARTS)), [PARTS, 1]), tf.ones([PARTS, 1]))
     for worker, row in enumerate(table.rows):
-        found = [f"{stage}{kind}{number}" for kind, stage, number in notes if table.workers[stage] == worker]
-        assert found == [str(action) for action in row]
+        executed = [f"{stage}{kind}{number}" for kind, stage, number in notes if table.workers[stage] == worker]
+        assert executed == [str(action) for action in row]
 
 
 def test_forward_only_step_equals_model_without_dropout():
@@ -134,5 +134,5 @@ def test_forward_only_step_equals_model_without_dropout():
     table = schedules.forward_only([0, 1], PARTS, stages.edges)
     run = PipelinedStep(stages, table, [0, 1], None, batch, [x], False)
     run.run()
-    np.testing.assert_allclose(batch.joined([one for (one,) in run.outputs]), model(x), rtol=1e-5)
+    np.testing.assert_allclose(batch.joined([output for (output,) in run.outputs]), model(x), rtol=1e-5)
     np.testing.assert_allclose(tf.add_n(run.added_losses), model.losses[0], rtol=1e-5)

@@ -98,17 +98,17 @@ def trained(case, strategy=None):
 @pytest.mark.parametrize("case", some(CASES, 3))
 def test_fit_equals_plain_keras(case, tmp_path):
     expected = trained(case)
-    found = trained(case, tfdist.PipelineStrategy(micro_batches=3, **CASES[case][3]))
+    actual = trained(case, tfdist.PipelineStrategy(micro_batches=3, **CASES[case][3]))
     for name, values in expected[0].items():
-        np.testing.assert_allclose(found[0][name], values, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(actual[0][name], values, rtol=1e-5, atol=1e-6, err_msg=name)
     for name, value in expected[1].items():
-        np.testing.assert_allclose(found[1][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
-    np.testing.assert_allclose(found[2], expected[2], rtol=1e-4, atol=1e-6)
-    found[3].save(tmp_path / "model.keras")
+        np.testing.assert_allclose(actual[1][name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(actual[2], expected[2], rtol=1e-4, atol=1e-6)
+    actual[3].save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     state, expected_state = ([*model.weights, *model.optimizer.variables] for model in (loaded, expected[3]))
-    for one, other in zip(state, expected_state, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6, err_msg=one.path)
+    for variable, other in zip(state, expected_state, strict=True):
+        np.testing.assert_allclose(variable, other, rtol=1e-4, atol=1e-6, err_msg=variable.path)
 
 
 OPTIMIZERS = {"SGD": lambda: keras.optimizers.SGD(0.05, 0.9), "Adam": lambda: keras.optimizers.Adam(0.01)}
@@ -135,8 +135,8 @@ def test_weights_after_twenty_steps_equal_plain_keras(stages, schedule):
     loss, weights = after_twenty_steps(optimizer, schedule, stages)
     expected_loss, expected_weights = after_twenty_steps(optimizer)
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
-    for one, other in zip(weights, expected_weights, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
+    for weight, other in zip(weights, expected_weights, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=0, atol=1e-5 * np.abs(other).max())
 
 
 def test_stages_on_several_devices():

@@ -10,7 +10,7 @@ TWO = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
 
 
 def written(actions):
-    return [str(one) for one in actions]
+    return [str(action) for action in actions]
 
 
 def test_needs_lists_required_actions():

@@ -21,12 +21,12 @@ def test_tensors_can_be_received_in_any_order(ranks):
                 tensors = [tf.fill([3, 2], float(number)), tf.constant([True, False, True])]
                 transport.exchange(sent=[(transfer(number), 1, tensors)])
             return None
-        found = transport.exchange(
+        received = transport.exchange(
             expected=[(transfer(0), 0, SPECS)], received=[(transfer(number), 0, SPECS) for number in (2, 1)]
         )
-        found += transport.exchange(received=[(transfer(0), 0, SPECS)])
-        for _, mask in found:
+        received += transport.exchange(received=[(transfer(0), 0, SPECS)])
+        for _, mask in received:
             assert mask.numpy().tolist() == [True, False, True]
-        return [float(value[0, 0]) for value, _ in found]
+        return [float(value[0, 0]) for value, _ in received]
 
     assert ranks(2)(work)[1] == [2.0, 1.0, 0.0]

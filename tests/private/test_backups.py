@@ -33,7 +33,7 @@ def test_with_paths_loads_another_file(tmp_path, model):
     callback.set_model(model)
     before = model.get_weights()
     model.save_weights(tmp_path / "other.weights.h5")
-    model.set_weights([one + 1 for one in before])
+    model.set_weights([array + 1 for array in before])
     with backups.with_paths(callback, str(tmp_path / "other.weights.h5"), "none"):
         backups.methods_of(callback)[0]()
     np.testing.assert_array_equal(model.get_weights()[0], before[0])

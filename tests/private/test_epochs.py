@@ -16,7 +16,7 @@ def iterator_of(x, **options):
 
 def test_spec_of_iterator_has_dtypes_of_batches():
     spec = epochs.spec_of(iterator_of(X, y=X[:, :1], batch_size=2))
-    assert [one.dtype for one in tf.nest.flatten(spec)] == [tf.float32] * 2
+    assert [tensor_spec.dtype for tensor_spec in tf.nest.flatten(spec)] == [tf.float32] * 2
 
 
 def test_end_epoch_restarts_the_data():

@@ -16,15 +16,15 @@ OWN = {"self", "cls", "super()"}
 
 def names_in(tree):
     """What a file defines: functions, classes, variables, and attributes of `self`."""
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in OWN:
-            found.add(node.attr)
-    return found
+            names.add(node.attr)
+    return names
 
 
 def uses_in(tree):
@@ -40,14 +40,14 @@ def uses_in(tree):
 
 def foreign(trees, allowed=OVERRIDES):
     """Uses of private members that the file does not define; on `self`, that nothing of tfdist does."""
-    own = {path: names_in(tree) for path, tree in trees.items()}
-    anywhere = set().union(*own.values())
-    of_strategies = own.get("strategies/abilities.py", set())
+    defined = {path: names_in(tree) for path, tree in trees.items()}
+    anywhere = set().union(*defined.values())
+    of_strategies = defined.get("strategies/abilities.py", set())
     for path, tree in trees.items():
         if path.startswith(("private/", "seams/")) or path in allowed:
             continue
         for owner, name, use in uses_in(tree):
-            known = anywhere if owner in OWN else own[path] | of_strategies
+            known = anywhere if owner in OWN else defined[path] | of_strategies
             if name not in known and not name.startswith(("__", "_tfdist_")) and use not in OF_PYTHON:
                 yield f"{path}: {use}"
 

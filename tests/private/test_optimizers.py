@@ -26,11 +26,11 @@ def made(variables):
 def test_variables_averages_and_decay_are_found(made, variables):
     assert optimizers.variables_of(made) == variables
     assert optimizers.variables_of(keras.optimizers.SGD()) == []
-    assert [one.shape for one in optimizers.averages_of(made)] == [(2,), (2,)]
+    assert [variable.shape for variable in optimizers.averages_of(made)] == [(2,), (2,)]
     assert optimizers.averages_of(keras.optimizers.SGD()) == []
-    assert [optimizers.place_of(made, one) for one in variables] == [0, 1]
-    assert len({optimizers.key_of(made, one) for one in variables}) == 2
-    assert [optimizers.decays(made, one) for one in variables] == [True, False]
+    assert [optimizers.place_of(made, variable) for variable in variables] == [0, 1]
+    assert len({optimizers.key_of(made, variable) for variable in variables}) == 2
+    assert [optimizers.decays(made, variable) for variable in variables] == [True, False]
 
 
 def test_accumulated_gradients_and_apply_count_are_read(made, variables):

@@ -82,14 +82,14 @@ def test_a_dataset_is_not_tuned_unless_the_user_says_so(asked):
         options = tf.data.Options()
         options.autotune.enabled = asked
         dataset = dataset.with_options(options)
-    found = private.not_tuned(dataset)
-    assert found.options().autotune.enabled is bool(asked)
-    assert list(found.as_numpy_iterator()) == [0, 1, 2, 3]
+    untuned = private.not_tuned(dataset)
+    assert untuned.options().autotune.enabled is bool(asked)
+    assert list(untuned.as_numpy_iterator()) == [0, 1, 2, 3]
 
 
 def test_parts_of_lists_all_input_datasets():
-    one, other = tf.data.Dataset.range(3), tf.data.Dataset.range(4)
-    both = tf.data.Dataset.zip((one.map(lambda x: x + 1), other)).batch(2)
+    first, second = tf.data.Dataset.range(3), tf.data.Dataset.range(4)
+    both = tf.data.Dataset.zip((first.map(lambda x: x + 1), second)).batch(2)
     names = [type(part).__name__ for part in private.parts_of(both)]
     assert len(names) == 5
     assert names[0] == type(both).__name__
@@ -104,17 +104,17 @@ def test_seeded_operations_repeat_without_changing_global_generator():
         tf.random.set_seed(3)
         expected = [order(), order()]
         tf.random.set_seed(3)
-        found, inside = [order()], []
+        orders, inside = [order()], []
         for _ in range(2):
             with private.seeded(11):
                 assert private.global_seed() == 11
                 inside.append(order())
-        found.append(order())
+        orders.append(order())
         assert private.global_seed() == 3
     finally:
         private.context.set_global_seed(None)
     assert private.global_seed() is None
-    assert found == expected
+    assert orders == expected
     assert inside[0] == inside[1]
 
 
@@ -132,8 +132,8 @@ def test_without_rows_makes_empty_batch_of_spec(spec):
 def test_local_replica_id_is_zero_inside_replicas(ranks):
     both = ranks(2)
     assert private.local_replica_id() in (0, None)
-    found = both(lambda group: Ranked(group).run(private.local_replica_id))
-    assert [int(one) for one in found] == [0, 0]
+    replica_ids = both(lambda group: Ranked(group).run(private.local_replica_id))
+    assert [int(replica_id) for replica_id in replica_ids] == [0, 0]
 
 
 def test_infinite_datasets_with_partial_batches_are_counted_each_step(ranks):
@@ -211,7 +211,7 @@ def test_local_spec_is_that_of_first_replica(mirrored):
 def test_function_of_finds_functions_of_graph():
     inner = tf.function(lambda x: x + 1)
     graph = tf.function(lambda x: inner(x)).get_concrete_function(tf.constant(1.0)).graph
-    (call,) = [one for one in graph.get_operations() if "PartitionedCall" in one.type]
+    (call,) = [operation for operation in graph.get_operations() if "PartitionedCall" in operation.type]
     assert private.function_of(graph, call.get_attr("f").name) is not None
     assert private.function_of(graph, "another") is None
 

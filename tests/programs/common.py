@@ -39,8 +39,8 @@ def folder(name):
 
 def digits(count):
     """The first of scikit-learn's scanned digits: images of (8, 8, 1) between 0 and 1, and labels."""
-    found = load_digits()
-    return (found.images[:count] / 16.0)[..., None], found.target[:count]
+    dataset = load_digits()
+    return (dataset.images[:count] / 16.0)[..., None], dataset.target[:count]
 
 
 def weights(model):

@@ -25,8 +25,8 @@ else:
 
 tfdist.init()
 images, labels = digits(72)
-own = slice(tfdist.rank(), None, tfdist.size())
-batches = tf.data.Dataset.from_tensor_slices((images[own], labels[own])).batch(24 // tfdist.size())
+rows = slice(tfdist.rank(), None, tfdist.size())
+batches = tf.data.Dataset.from_tensor_slices((images[rows], labels[rows])).batch(24 // tfdist.size())
 
 keras.utils.set_random_seed(15 + tfdist.rank())  # initial weights differ until they are broadcast
 model = keras.Sequential([keras.layers.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
@@ -47,7 +47,7 @@ def train_step(x, y):
 
 
 losses = [float(train_step(x, y)) for _ in range(2) for x, y in batches]
-correct = np.argmax(model(images[own]), axis=1) == labels[own]
+correct = np.argmax(model(images[rows]), axis=1) == labels[rows]
 accuracy = float(tfdist.all_reduce(tf.reduce_sum(tf.cast(correct, tf.float64)), "sum")) / 72
 gathered = tfdist.all_gather(tf.constant(np.flatnonzero(correct) * tfdist.size() + tfdist.rank()))
 told = tfdist.broadcast(tf.constant([1.5 + tfdist.rank()]), root_rank=0)

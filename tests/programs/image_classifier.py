@@ -28,9 +28,9 @@ with scope.scope():
     )
 
 
-def mixup(one, two):
+def mixup(first, second):
     share = tf.constant(0.8, tf.float64)
-    return share * one[0] + (1 - share) * two[0], share * one[1] + (1 - share) * two[1]
+    return share * first[0] + (1 - share) * second[0], share * first[1] + (1 - share) * second[1]
 
 
 data = tf.data.Dataset.from_tensor_slices((images, one_hot)).batch(32)

@@ -32,12 +32,12 @@ class Contrastive(keras.Model):
             a = ops.normalize(self.encoder(anchors, training=True), axis=-1)
             p = ops.normalize(self.encoder(positives, training=True), axis=-1)
             similar = ops.matmul(a, ops.transpose(p)) / self.temperature
-            own = ops.arange(ops.shape(similar)[0])
-            loss = ops.mean(keras.losses.sparse_categorical_crossentropy(own, similar, from_logits=True))
+            targets = ops.arange(ops.shape(similar)[0])
+            loss = ops.mean(keras.losses.sparse_categorical_crossentropy(targets, similar, from_logits=True))
         gradients = tape.gradient(loss, self.encoder.trainable_weights)
         self.optimizer.apply(gradients, self.encoder.trainable_weights)
         self.loss_tracker.update_state(loss)
-        self.accuracy.update_state(own, similar)
+        self.accuracy.update_state(targets, similar)
         return {metric.name: metric.result() for metric in self.metrics}
 
 

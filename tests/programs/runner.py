@@ -41,8 +41,8 @@ def as_json(value):
 
 def run(name):
     """Runs one program and returns the results to compare."""
-    found = runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
-    return {"results": as_json(found["results"]), "tolerance": found.get("TOLERANCE", 1e-9)}
+    namespace = runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
+    return {"results": as_json(namespace["results"]), "tolerance": namespace.get("TOLERANCE", 1e-9)}
 
 
 def main(names):
@@ -53,7 +53,7 @@ def main(names):
         begun = time.process_time()
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         try:
-            found = run(name)
+            outcome = run(name)
         except BaseException as error:
             if out:
                 said = "".join(traceback.format_exception(error))
@@ -61,12 +61,12 @@ def main(names):
             raise
         finally:
             faulthandler.cancel_dump_traceback_later()
-        found["cpu_seconds"] = round(time.process_time() - begun, 1)
+        outcome["cpu_seconds"] = round(time.process_time() - begun, 1)
         if out:
-            (out / f"{name}.{rank}.json").write_text(json.dumps(found))
+            (out / f"{name}.{rank}.json").write_text(json.dumps(outcome))
         else:
-            print(json.dumps(found["results"])[:2000], found["cpu_seconds"], flush=True)
-        del found
+            print(json.dumps(outcome["results"])[:2000], outcome["cpu_seconds"], flush=True)
+        del outcome
         gc.collect()
 
 

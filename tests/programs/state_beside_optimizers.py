@@ -28,7 +28,7 @@ class TwoUpdates(keras.Model):
         self.halves = [half(synchronized), half(synchronized)]
 
     def call(self, inputs, training=False):
-        first, second = (one(inputs, training=training) for one in self.halves)
+        first, second = (submodel(inputs, training=training) for submodel in self.halves)
         return first + second
 
     def compile(self, optimizers, **arguments):
@@ -84,4 +84,4 @@ OF_SHARES = ("scaled", "scaled and accumulated", "three steps at once", "compile
 
 results = {name: trained(name, True) for name in CASES if name not in OF_SHARES[3:]}
 results["ranks_only"] = {name: trained(name, False) for name in OF_SHARES}
-assert all(np.isfinite(one).all() for one in results["two updates"])
+assert all(np.isfinite(weight).all() for weight in results["two updates"])

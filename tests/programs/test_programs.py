@@ -59,7 +59,7 @@ def read(folder, name, size):
 
 def launch(size, names, folder):
     """Runs the programs on ``size`` processes (0: plain Keras); returns the results of each, or its error."""
-    found, left = {}, list(names)
+    results, left = {}, list(names)
     ranks = max(size, 1)
     settings = {"TEST_PLAIN": "1" if size == 0 else "0", "TEST_FOLDER": str(folder)}
     while left:
@@ -74,19 +74,21 @@ def launch(size, names, folder):
         for name in list(left):
             left.remove(name)
             said = read(folder, name, ranks)
-            if all(one is not None and "results" in one for one in said):
-                found[name] = said
+            if all(report is not None and "results" in report for report in said):
+                results[name] = said
                 continue
-            found[name] = why(said, outputs, hanging)
+            results[name] = why(said, outputs, hanging)
             break
-    return found
+    return results
 
 
 def why(said, outputs, otherwise):
     """All ranks' errors, the earliest first, as the others may only report that this rank was lost."""
-    errors = sorted((one["time"], rank, one["error"]) for rank, one in enumerate(said) if one and "error" in one)
+    errors = sorted(
+        (report["time"], rank, report["error"]) for rank, report in enumerate(said) if report and "error" in report
+    )
     told = [f"--- rank {rank} ---\n{error}" for _, rank, error in errors]
-    silent = [rank for rank, one in enumerate(said) if one is None]
+    silent = [rank for rank, report in enumerate(said) if report is None]
     told += [f"--- rank {rank} {otherwise} ---\n{outputs[rank][-6000:]}" for rank in silent]
     return "\n".join(told)
 
@@ -135,8 +137,8 @@ def compare(ranks, plain):
     """The differences as lines, the largest first; empty if there are none."""
     complaints = []
     results = [rank["results"] for rank in ranks]
-    for rank, found in enumerate(results[1:], start=1):
-        for (path, first), (_, other) in zip(leaves(results[0]), leaves(found), strict=True):
+    for rank, result in enumerate(results[1:], start=1):
+        for (path, first), (_, other) in zip(leaves(results[0]), leaves(result), strict=True):
             if first.shape != other.shape or first.tobytes() != other.tobytes():
                 complaints.append((np.inf, f"{path}: rank {rank} differs from rank 0: {short(other)} {short(first)}"))
     expected, got = dict(leaves(plain["results"])), dict(leaves(results[0]))
@@ -187,7 +189,7 @@ def test_program(name, size, worlds):
         pytest.fail(f"{len(complaints)} differences\n" + "\n".join(complaints[:SHOWN]), pytrace=False)
 
 
-def succeeded(found, where):
-    if isinstance(found, str):
-        pytest.fail(f"{where}:\n{found}", pytrace=False)
-    return found
+def succeeded(outcome, where):
+    if isinstance(outcome, str):
+        pytest.fail(f"{where}:\n{outcome}", pytrace=False)
+    return outcome

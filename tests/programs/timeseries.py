@@ -33,9 +33,9 @@ history = model.fit(
     ],
 )
 model.load_weights(path)
-one = model.predict(np.ones((1, 5, 3)), verbose=0)  # other ranks have no row
+prediction = model.predict(np.ones((1, 5, 3)), verbose=0)  # other ranks have no row
 results = {
-    "one": one,
+    "one": prediction,
     "weights": weights(model),
     "history": history.history,
     "outputs": model.predict(valid, verbose=0),

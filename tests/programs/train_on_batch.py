@@ -21,7 +21,7 @@ for _ in range(2):
         rows = np.arange(start, start + 26)[rank::size]  # 26 on three processes: 9, 9 and 8
         logs.append(model.train_on_batch(flat[rows], labels[rows], return_dict=True))
 model.reset_metrics()
-own = np.arange(78)[rank::size]
-tested = model.test_on_batch(flat[own], labels[own], return_dict=True)
+local_rows = np.arange(78)[rank::size]
+tested = model.test_on_batch(flat[local_rows], labels[local_rows], return_dict=True)
 outputs = model.predict_on_batch(flat[:4])
 results = {"weights": weights(model), "logs": logs, "tested": tested, "outputs": outputs}

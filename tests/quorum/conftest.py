@@ -13,5 +13,5 @@ def job():
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for instance in made:
+        instance.close()

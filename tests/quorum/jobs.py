@@ -149,12 +149,12 @@ class Member:
         return self.links.fetch(address, rounds, SECONDS, lambda: None)
 
     def enlist(self, rounds, round, settings, needs_quorum):
-        of = rounds, self.links.address, round, self._job.quorum if needs_quorum else 1, self.grace, settings
-        return msgspec.convert(self._job.ask(self.task, Enlist, *of), Enlisted)
+        fields = rounds, self.links.address, round, self._job.quorum if needs_quorum else 1, self.grace, settings
+        return msgspec.convert(self._job.ask(self.task, Enlist, *fields), Enlisted)
 
     def ready(self, rounds, round, samples, ends, checksum):
-        of = rounds, round, samples, ends, self.fit, checksum
-        return msgspec.convert(self._job.ask(self.task, ReadyForRound, *of), Meeting)
+        fields = rounds, round, samples, ends, self.fit, checksum
+        return msgspec.convert(self._job.ask(self.task, ReadyForRound, *fields), Meeting)
 
     def replace(self, rounds):
         return self._job.ask(self.task, ReplaceState, rounds)

@@ -22,18 +22,20 @@ def changes(seed, dtypes=("float64",) * 3):
 
 def test_changes_of_several_dtypes_are_averaged_uncompressed(job):
     made, dtypes = job(2), ("float32", "float64", "float32")
-    own = [changes(task, dtypes) for task in range(2)]
+    task_changes = [changes(task, dtypes) for task in range(2)]
     met = meeting(made, [1, 3])
 
     def work(task):
         contributions = ContributionEncoder(PATHS, SHAPES, None, task)
-        return contributions.mean(contributions.encode(own[task], 1), MeetingExchange(made.members[task], "a", met))
+        return contributions.mean(
+            contributions.encode(task_changes[task], 1), MeetingExchange(made.members[task], "a", met)
+        )
 
-    found = made.side_by_side(work, range(2))
-    for place, (one, other) in enumerate(zip(*found, strict=True)):
-        assert one.tobytes() == other.tobytes()
-        assert one.shape == SHAPES[place]
-        np.testing.assert_allclose(one, own[0][place] / 4 + own[1][place] * 3 / 4, rtol=1e-6)
+    means = made.side_by_side(work, range(2))
+    for place, (mean, other) in enumerate(zip(*means, strict=True)):
+        assert mean.tobytes() == other.tobytes()
+        assert mean.shape == SHAPES[place]
+        np.testing.assert_allclose(mean, task_changes[0][place] / 4 + task_changes[1][place] * 3 / 4, rtol=1e-6)
 
 
 @pytest.mark.parametrize("method", [Int8(), TopK(0.1), RandomK(0.25), Schedule({0: None, 2: Int8()})], ids=repr)
@@ -43,20 +45,20 @@ def test_compression_residual_is_added_to_next_contribution(job, method):
     senders = [ContributionEncoder(PATHS, SHAPES, chosen(method), task) for task in range(2)]
     total, used = ([np.zeros(shape) for shape in SHAPES] for _ in range(2))
     for number in range(1, 5):
-        own = [changes(10 * number + task) for task in range(2)]
+        round_changes = [changes(10 * number + task) for task in range(2)]
         met = meeting(made, [1, 1], attempt=number)
 
-        def work(task, own=own, number=number, met=met):
-            contribution = senders[task].encode(own[task], number)
+        def work(task, changes_of_tasks=round_changes, number=number, met=met):
+            contribution = senders[task].encode(changes_of_tasks[task], number)
             return senders[task].mean(contribution, MeetingExchange(made.members[task], "a", met))
 
-        found = made.side_by_side(work, range(2))
+        means = made.side_by_side(work, range(2))
         for place in range(3):
-            assert found[0][place].tobytes() == found[1][place].tobytes()
-            total[place] += (own[0][place] + own[1][place]) / 2
-            used[place] += found[0][place]
+            assert means[0][place].tobytes() == means[1][place].tobytes()
+            total[place] += (round_changes[0][place] + round_changes[1][place]) / 2
+            used[place] += means[0][place]
     for place, shape in enumerate(SHAPES):
-        kept = sum(one._states[place].arrays.get("residual", np.zeros(shape).reshape(-1)) for one in senders) / 2
+        kept = sum(sender._states[place].arrays.get("residual", np.zeros(shape).reshape(-1)) for sender in senders) / 2
         np.testing.assert_allclose(used[place].reshape(-1) + kept, total[place].reshape(-1), atol=1e-6)
 
 

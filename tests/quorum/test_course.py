@@ -31,7 +31,7 @@ class Training(Live):
 
 
 def course(members, start=START, rule=None, compression=None, settings="alike", live=None, are_weights=True):
-    trained = VariableGroup(NAME, ["a", "b", "slot"], [one.copy() for one in start], 0.1, live or Training())
+    trained = VariableGroup(NAME, ["a", "b", "slot"], [value.copy() for value in start], 0.1, live or Training())
     chosen = None if compression is None else policy.as_policy(compression)
     return QuorumRounds(members, Every(5), rule or Averaging(), chosen, trained, settings, are_weights)
 
@@ -39,7 +39,7 @@ def course(members, start=START, rule=None, compression=None, settings="alike", 
 def change(task, number):
     """Returns the change of a task's weights in a round."""
     generator = np.random.default_rng([task, number])
-    return [generator.normal(size=one.shape) for one in START]
+    return [generator.normal(size=value.shape) for value in START]
 
 
 def joined(job, tasks, **arguments):
@@ -54,22 +54,22 @@ def joined(job, tasks, **arguments):
     return courses
 
 
-def trained(one, task, number):
-    return [value + delta for value, delta in zip(one.centre, change(task, number), strict=True)]
+def trained(rounds, task, number):
+    return [value + delta for value, delta in zip(rounds.centre, change(task, number), strict=True)]
 
 
 def take(courses, task, number, samples):
     return courses[task].take(0, Progress(samples, 5 * number), 0.1, trained(courses[task], task, number))
 
 
-def assert_values(found, expected, rtol=1e-12):
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=rtol)
+def assert_values(actual, expected, rtol=1e-12):
+    for value, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=rtol)
 
 
 def assert_alike(courses):
-    for one in courses.values():
-        for value, other in zip(one.centre, next(iter(courses.values())).centre, strict=True):
+    for rounds in courses.values():
+        for value, other in zip(rounds.centre, next(iter(courses.values())).centre, strict=True):
             assert np.asarray(value).tobytes() == np.asarray(other).tobytes()
 
 
@@ -90,7 +90,7 @@ def test_trajectories_equal_those_of_numpy(job, outer):
     weights, velocity = [one.copy() for one in START], [np.zeros_like(one) for one in START]
     samples = [10, 20, 50]
     for number in range(1, 5):
-        found = made.side_by_side(lambda task, n=number: take(courses, task, n, n * samples[task]), range(3))
+        results = made.side_by_side(lambda task, n=number: take(courses, task, n, n * samples[task]), range(3))
         means = [
             sum(count * change(task, number)[place] for task, count in enumerate(samples)) / sum(samples)
             for place in range(2)
@@ -100,7 +100,7 @@ def test_trajectories_equal_those_of_numpy(job, outer):
             weights = [w + 0.875 * v + 0.75 * mean for w, v, mean in zip(weights, velocity, means, strict=True)]
         else:
             weights = [w + mean for w, mean in zip(weights, means, strict=True)]
-        for turn, new in found:
+        for turn, new in results:
             assert turn.left == 5
             assert_values(new, weights)
         assert_alike(courses)
@@ -129,13 +129,13 @@ def test_late_task_continues_from_new_centre_and_contributes_later(job):
     def second(task):
         if task < 2:
             return take(courses, task, 2, 20)
-        values = [one + delta for one, delta in zip(new, change(2, 2), strict=True)]
+        values = [value + delta for value, delta in zip(new, change(2, 2), strict=True)]
         return courses[2].take(0, Progress(16, 8), 0.1, values)
 
-    found = made.side_by_side(second, range(3))
+    results = made.side_by_side(second, range(3))
     both = [a + b for a, b in zip(change(2, 1), change(2, 2), strict=True)]
     parts = zip(weights, change(0, 2), change(1, 2), both, strict=True)
-    assert_values(found[2][1], [w + (10 * a + 10 * b + 16 * c) / 36 for w, a, b, c in parts])
+    assert_values(results[2][1], [w + (10 * a + 10 * b + 16 * c) / 36 for w, a, b, c in parts])
     assert_alike(courses)
     assert courses[2].staleness == {1: 1}
 
@@ -153,16 +153,16 @@ def test_change_late_at_epoch_end_is_contributed_later_or_dropped(job, keeps_lat
     assert settled.changes
     assert_values(settled.values, weights)
     assert courses[1].begin_anew(Progress(10, 4)).left == 3
-    found = made.side_by_side(lambda task: take(courses, task, 2, 20), range(2))
-    late = change(1, 1) if keeps_late else [0 * one for one in START]
+    results = made.side_by_side(lambda task: take(courses, task, 2, 20), range(2))
+    late = change(1, 1) if keeps_late else [0 * value for value in START]
     count = 20 if keeps_late else 10
     parts = zip(weights, change(0, 2), change(1, 2), late, strict=True)
-    assert_values(found[0][1], [w + (10 * a + count * (b + c)) / (10 + count) for w, a, b, c in parts])
+    assert_values(results[0][1], [w + (10 * a + count * (b + c)) / (10 + count) for w, a, b, c in parts])
     assert_alike(courses)
-    weights = found[0][1]
-    found = made.side_by_side(lambda task: take(courses, task, 3, 30), range(2))
+    weights = results[0][1]
+    results = made.side_by_side(lambda task: take(courses, task, 3, 30), range(2))
     changes = zip(weights, change(0, 3), change(1, 3), strict=True)
-    assert_values(found[0][1], [w + (a + b) / 2 for w, a, b in changes])
+    assert_values(results[0][1], [w + (a + b) / 2 for w, a, b in changes])
 
 
 def late(made, courses):
@@ -183,7 +183,7 @@ def test_change_late_twice_is_contributed_once(job):
         lambda task: made.until(lambda: made.waiting(NAME)) or made.expire() if task else take(courses, 0, 2, 20),
         range(2),
     )
-    centre = [one.copy() for one in courses[0].centre]
+    centre = [value.copy() for value in courses[0].centre]
     _, new = courses[1].take(0, Progress(20, 8), 0.1, trained(courses[1], 1, 2))
     both = [a + b for a, b in zip(change(1, 1), change(1, 2), strict=True)]
     assert_values(new, [w + d for w, d in zip(centre, both, strict=True)])
@@ -193,9 +193,9 @@ def test_change_late_twice_is_contributed_once(job):
             return take(courses, 0, 3, 30)
         return courses[1].take(0, Progress(30, 13), 0.1, [a + b for a, b in zip(new, change(1, 3), strict=True)])
 
-    found = made.side_by_side(third, range(2))
+    results = made.side_by_side(third, range(2))
     parts = zip(centre, change(0, 3), both, change(1, 3), strict=True)
-    assert_values(found[0][1], [w + (10 * a + 30 * (b + c)) / 40 for w, a, b, c in parts])
+    assert_values(results[0][1], [w + (10 * a + 30 * (b + c)) / 40 for w, a, b, c in parts])
 
 
 @pytest.mark.parametrize("how", ["assigned", "followed"])
@@ -213,10 +213,10 @@ def test_late_change_of_replaced_values_is_dropped(job, how):
         assert courses[1].follow(30.0)
         courses[1].begin_anew(Progress(10, 4))
     centre = [one.copy() for one in courses[0].centre]
-    found = made.side_by_side(lambda task: take(courses, task, 2, 20), range(2))
+    results = made.side_by_side(lambda task: take(courses, task, 2, 20), range(2))
     samples = 20 if how == "assigned" else 10
     parts = zip(centre, change(0, 2), change(1, 2), strict=True)
-    assert_values(found[0][1], [w + (10 * a + samples * b) / (10 + samples) for w, a, b in parts])
+    assert_values(results[0][1], [w + (10 * a + samples * b) / (10 + samples) for w, a, b in parts])
 
 
 @pytest.mark.parametrize("compression", [None, Int8()])
@@ -246,7 +246,7 @@ def test_joining_task_takes_weights_slots_steps_and_outer_optimizer(job):
     courses = {0: course(made.members[0], rule=rules[0], live=live)}
     courses[0].begin_anew(Progress(0, 0))
     take(courses, 0, 1, 10)
-    courses[1] = course(made.members[1], [0 * one for one in START], rule=rules[1])
+    courses[1] = course(made.members[1], [0 * value for value in START], rule=rules[1])
     assert courses[1].joined.step == 35
     np.testing.assert_array_equal(courses[1].joined.state, [np.full(2, 7.0)])
     assert courses[1].begin_anew(Progress(0, 35)).left == 2
@@ -254,8 +254,8 @@ def test_joining_task_takes_weights_slots_steps_and_outer_optimizer(job):
     courses[1].refresh()
     made.side_by_side(lambda task: take(courses, task, 2, 20), range(2))
     assert_alike(courses)
-    for one, other in zip(rules[0].state(), rules[1].state(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for value, other in zip(rules[0].state(), rules[1].state(), strict=True):
+        np.testing.assert_array_equal(value, other)
 
 
 def test_epoch_end_of_another_task_sets_ended(job):
@@ -297,9 +297,9 @@ def test_task_with_different_values_takes_values_of_others(job, caplog):
 
     def one_round(task):
         if task == 1:
-            turn, own = take(courses, task, 0, 4)
+            turn, values = take(courses, task, 0, 4)
             assert turn.left == 3
-            assert_values(own, [w + d for w, d in zip(START, change(1, 0), strict=True)])
+            assert_values(values, [w + d for w, d in zip(START, change(1, 0), strict=True)])
         return take(courses, task, 1, 10)
 
     made.side_by_side(one_round, range(3))
@@ -330,8 +330,8 @@ def test_other_tasks_follow_replaced_values(job):
     assert_alike(courses)
     assert courses[0].round == courses[1].round == 1
     np.testing.assert_array_equal(courses[1].joined.state, [np.full(2, 7.0)])
-    for one in courses.values():
-        one.begin_anew(Progress(0, 0))
+    for rounds in courses.values():
+        rounds.begin_anew(Progress(0, 0))
     made.side_by_side(lambda task: take(courses, task, 1, 10), range(2))
     assert_alike(courses)
     assert courses[0].round == 2
@@ -340,8 +340,8 @@ def test_other_tasks_follow_replaced_values(job):
 def test_assigned_values_become_the_new_centre(job):
     made = job(2)
     courses = joined(made, [0, 1])
-    for one in courses.values():
-        one.assigned(1, np.full(4, 9.0), Progress(0, 0))
+    for rounds in courses.values():
+        rounds.assigned(1, np.full(4, 9.0), Progress(0, 0))
     made.side_by_side(lambda task: take(courses, task, 1, 10), range(2))
     np.testing.assert_allclose(courses[1].centre[1], 9 + (change(0, 1)[1] + change(1, 1)[1]) / 2)
 
@@ -404,6 +404,6 @@ def test_task_joining_at_epoch_begin_takes_rates_before_callbacks(job):
 
     first = course(made.members[0], live=Beginning())
     first.begin_anew(Progress(0, 0))
-    late = course(made.members[1], [one + 1 for one in START])
+    late = course(made.members[1], [value + 1 for value in START])
     assert late.joined.state[0].tolist() == [0.05] * 2
     assert late.joined.rates == (0.1,)

@@ -93,7 +93,7 @@ class Process(Live):
                 self._begin()
             for _ in range(BATCHES):
                 self._train()
-                if self._is_over or members.is_behind or any(one.ended for one in self.courses):
+                if self._is_over or members.is_behind or any(course.ended for course in self.courses):
                     break
             self._settle()
             self._pause()
@@ -103,7 +103,7 @@ class Process(Live):
 
     @property
     def _is_over(self):
-        return any(one.is_over for one in self.courses)
+        return any(course.is_over for course in self.courses)
 
     @property
     def _progress(self):
@@ -114,13 +114,13 @@ class Process(Live):
         time.sleep(self._random.random() * (self._slow if is_slow else GRACE / 8))
 
     def _begin(self):
-        self._values = [np.array(one) for one in self.weights.centre]
+        self._values = [np.array(value) for value in self.weights.centre]
         self._left, self._is_under_way = self.weights.begin_anew(self._progress).left, False
 
     def _train(self):
         self._pause()
-        self._values = [one + self._random.random() for one in self._values]
-        self._state = [one + self._random.random() for one in self._state]
+        self._values = [value + self._random.random() for value in self._values]
+        self._state = [value + self._random.random() for value in self._state]
         self._step, self._samples, self._left = self._step + 1, self._samples + 10, self._left - 1
         self._is_under_way = True
         if self._left <= 0:
@@ -137,16 +137,16 @@ class Process(Live):
             self._take_state()
 
     def _take_state(self):
-        self._state = [np.array(one) for one in self.state_of_layers.centre]
+        self._state = [np.array(value) for value in self.state_of_layers.centre]
         self.state_of_layers.begin_anew(self._progress)
 
     def _refresh(self):
-        found = [self.weights.refresh(), self.state_of_layers.refresh()]
-        if found[0]:
+        refreshed = [self.weights.refresh(), self.state_of_layers.refresh()]
+        if refreshed[0]:
             self._begin()
-        if found[1]:
+        if refreshed[1]:
             self._take_state()
-        return any(found)
+        return any(refreshed)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -155,6 +155,6 @@ def test_all_tasks_end_fit_with_equal_values(seed):
         for task in range(3):
             job.quorums.came(task)
         chance = random.Random(seed)
-        own = [random.Random(chance.random()) for _ in range(3)]
-        first, *others = job.side_by_side(lambda task: Process(job, task, own[task]).fit(), range(3))
+        generators = [random.Random(chance.random()) for _ in range(3)]
+        first, *others = job.side_by_side(lambda task: Process(job, task, generators[task]).fit(), range(3))
     assert others == [first, first]

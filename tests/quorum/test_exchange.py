@@ -12,7 +12,7 @@ from tfdist.quorum.exchange import AbortedError, MeetingExchange
 
 
 def meeting(job, samples, attempt=1):
-    partners = [Partner(task, one, job.members[task].links.address) for task, one in enumerate(samples)]
+    partners = [Partner(task, count, job.members[task].links.address) for task, count in enumerate(samples)]
     return Meeting(attempt, tuple(partners))
 
 
@@ -32,13 +32,13 @@ def test_weighted_means_are_bitwise_equal_on_all_tasks(job, monkeypatch, size):
     cases = itertools.product((0, 1, 2, 3, 1000, 4096, 70_001), tolerances)
     for attempt, (elements, (dtype, atol)) in enumerate(cases, 1):
         vectors = [generator.normal(size=elements).astype(dtype) for _ in range(size)]
-        found = means(made, samples, vectors, attempt)
+        averages = means(made, samples, vectors, attempt)
         parts = zip(vectors, samples, strict=True)
-        expected = sum(one.astype("float64") * count / sum(samples) for one, count in parts)
-        np.testing.assert_allclose(found[0], expected, rtol=0, atol=atol)
-        for one in found:
-            assert one.dtype == dtype
-            assert one.tobytes() == found[0].tobytes()
+        expected = sum(vector.astype("float64") * count / sum(samples) for vector, count in parts)
+        np.testing.assert_allclose(averages[0], expected, rtol=0, atol=atol)
+        for vector in averages:
+            assert vector.dtype == dtype
+            assert vector.tobytes() == averages[0].tobytes()
 
 
 def test_tasks_without_samples_have_no_weight_unless_all_lack_samples(job):
@@ -52,14 +52,14 @@ def test_payloads_are_decoded_by_all_in_the_same_order(job):
     made, met = job(3), None
     met = meeting(made, [1, 1, 2])
     payloads = [np.arange(7, dtype=np.uint8) * (task + 1) for task in range(3)]
-    found = made.side_by_side(
+    averages = made.side_by_side(
         lambda task: MeetingExchange(made.members[task], "a", met).mean_of_payloads(
             "0", payloads[task], lambda payload: payload.astype("float64")
         ),
         range(3),
     )
-    for one in found:
-        np.testing.assert_allclose(one, (payloads[0] + payloads[1] + 2.0 * payloads[2]) / 4)
+    for average in averages:
+        np.testing.assert_allclose(average, (payloads[0] + payloads[1] + 2.0 * payloads[2]) / 4)
 
 
 def test_aborted_meeting_raises(job):
@@ -91,14 +91,14 @@ def test_silent_partner_is_reported_as_lacking(job, monkeypatch, sends_own):
         made.aborted[0, "a"] = made.aborted[1, "a"] = 1
 
     def work(task):
-        one = MeetingExchange(made.members[task], "a", met)
+        meeting_exchange = MeetingExchange(made.members[task], "a", met)
         if task == 2:
             if sends_own:
-                one._send("own 0", [np.zeros(1)] * 3)
+                meeting_exchange._send("own 0", [np.zeros(1)] * 3)
             return
         monkeypatch.setattr(made.members[task], "lacks", lacks)
         with pytest.raises(AbortedError):
-            one.mean("0", np.zeros(3))
+            meeting_exchange.mean("0", np.zeros(3))
 
     made.side_by_side(work, range(3))
     assert set(reported) == {ContributionsMissing("a", 1, (2,))}

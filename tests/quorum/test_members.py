@@ -21,79 +21,79 @@ def together(size, quorum=1, start=10.0):
     with serving(size, is_elastic=True) as server, contextlib.ExitStack() as stack:
         made = []
         for task in range(size):
-            one = control(server.address, task, start=start)
-            one.enter()
-            stack.callback(one.close)
+            connection = control(server.address, task, start=start)
+            connection.enter()
+            stack.callback(connection.close)
             links = Links(task, "127.0.0.1", None)
             stack.callback(links.close)
-            made.append(ClusterMembers(one, links, quorum, GRACE, Timeouts(start=start)))
+            made.append(ClusterMembers(connection, links, quorum, GRACE, Timeouts(start=start)))
         yield made
 
 
 def test_members_enlist_meet_and_agree_on_outcome():
-    with together(2) as (one, other):
-        assert one.enlist("a", -1, "alike", True) == Enlisted(0, None, "")
-        assert other.enlist("a", -1, "alike", True) == Enlisted(0, 0, one.links.address)
-        assert other.enlist("a", 0, "alike", True).source is None
-        one.reach(0, 4)
-        one.fit = other.fit = 0
-        assert other.epoch_of(0) == 4
-        found = {}
+    with together(2) as (first, second):
+        assert first.enlist("a", -1, "alike", True) == Enlisted(0, None, "")
+        assert second.enlist("a", -1, "alike", True) == Enlisted(0, 0, first.links.address)
+        assert second.enlist("a", 0, "alike", True).source is None
+        first.reach(0, 4)
+        first.fit = second.fit = 0
+        assert second.epoch_of(0) == 4
+        results = {}
 
         def work(member):
             meeting = member.ready("a", 1, 5 + member.task, ends=False, checksum=0)
-            found[member.task] = meeting, member.have("a", meeting.attempt)
+            results[member.task] = meeting, member.have("a", meeting.attempt)
 
-        threads = [threading.Thread(target=work, args=(member,)) for member in (one, other)]
+        threads = [threading.Thread(target=work, args=(member,)) for member in (first, second)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(100)
-        partners = tuple(Partner(task, 5 + task, member.links.address) for task, member in enumerate((one, other)))
-        for meeting, outcome in found.values():
+        partners = tuple(Partner(task, 5 + task, member.links.address) for task, member in enumerate((first, second)))
+        for meeting, outcome in results.values():
             assert meeting.partners == partners
             assert outcome == MeetingOutcome(True)
-        assert other.others == 4
-        assert not one.is_aborted("a", 1)
+        assert second.others == 4
+        assert not first.is_aborted("a", 1)
 
 
 def test_reported_lack_aborts_the_meeting():
-    with together(2) as (one, other):
-        one.enlist("a", -1, "alike", True)
-        other.enlist("a", -1, "alike", True)
-        other.enlist("a", 0, "alike", True)
-        thread = threading.Thread(target=lambda: other.ready("a", 1, 1, ends=False, checksum=0))
+    with together(2) as (first, second):
+        first.enlist("a", -1, "alike", True)
+        second.enlist("a", -1, "alike", True)
+        second.enlist("a", 0, "alike", True)
+        thread = threading.Thread(target=lambda: second.ready("a", 1, 1, ends=False, checksum=0))
         thread.start()
-        meeting = one.ready("a", 1, 1, ends=False, checksum=0)
+        meeting = first.ready("a", 1, 1, ends=False, checksum=0)
         thread.join(100)
-        one.lacks("a", meeting.attempt, [1])
-        with one.links.arrived:
-            assert one.links.arrived.wait_for(lambda: one.is_aborted("a", meeting.attempt), 10)
-        assert one.have("a", meeting.attempt) == MeetingOutcome(False)
+        first.lacks("a", meeting.attempt, [1])
+        with first.links.arrived:
+            assert first.links.arrived.wait_for(lambda: first.is_aborted("a", meeting.attempt), 10)
+        assert first.have("a", meeting.attempt) == MeetingOutcome(False)
 
 
 def test_missing_quorum_raises_after_timeout():
-    with together(1, quorum=2, start=0.5) as (one,):
-        one.enlist("a", -1, "alike", True)
+    with together(1, quorum=2, start=0.5) as (member,):
+        member.enlist("a", -1, "alike", True)
         with pytest.raises(
             RendezvousError, match=r"task 0 has waited for a quorum of 2 task\(s\) for round 1 of a for 0.5 s"
         ):
-            one.ready("a", 1, 1, ends=False, checksum=0)
+            member.ready("a", 1, 1, ends=False, checksum=0)
 
 
 def test_other_settings_are_an_error():
-    with together(2) as (one, other):
-        one.enlist("a", -1, "alike", True)
+    with together(2) as (first, second):
+        first.enlist("a", -1, "alike", True)
         with pytest.raises(MismatchError, match=r"task 1 has .* others; the others have .* alike"):
-            other.enlist("a", -1, "others", True)
+            second.enlist("a", -1, "others", True)
 
 
 def test_waiting_member_raises_failure_of_the_job():
-    with together(1) as (one,):
-        one._control.fail(TfdistError("it is over"))
+    with together(1) as (member,):
+        member._control.fail(TfdistError("it is over"))
         with pytest.raises(TfdistError, match="it is over"):
-            one.is_aborted("a", 1)
-        assert str(one.failure) == "it is over"
+            member.is_aborted("a", 1)
+        assert str(member.failure) == "it is over"
 
 
 def test_a_process_alone_meets_itself():

@@ -14,11 +14,11 @@ from tfdist.quorum.messages import CODEC, ArrayPiece, FetchedState, FetchState
     ],
 )
 def test_decoded_messages_equal_encoded_ones(message, arrays):
-    found, decoded = CODEC.decode([bytes(frame) for frame in CODEC.encode(message, arrays)])
-    assert found == message
-    for one, other in zip(decoded, arrays, strict=True):
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
+    decoded_message, decoded = CODEC.decode([bytes(frame) for frame in CODEC.encode(message, arrays)])
+    assert decoded_message == message
+    for array, other in zip(decoded, arrays, strict=True):
+        assert array.dtype == other.dtype
+        np.testing.assert_array_equal(array, other)
 
 
 def test_invalid_message_raises():

@@ -19,15 +19,17 @@ def cluster_of(task, index=0, **jobs):
             name: [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
             for name, count in jobs.items()
         }
-        addresses = {name: [f"127.0.0.1:{one.getsockname()[1]}" for one in made] for name, made in listeners.items()}
+        addresses = {
+            name: [f"127.0.0.1:{listener.getsockname()[1]}" for listener in made] for name, made in listeners.items()
+        }
     return spec.from_jobs(addresses, task, index, source="test")
 
 
 def seen_by(cluster, task, index=0):
     """The same cluster as another task sees it."""
     jobs = {}
-    for one in cluster.tasks:
-        jobs.setdefault(one.job, {})[one.index] = one.address
+    for member in cluster.tasks:
+        jobs.setdefault(member.job, {})[member.index] = member.address
     return spec.from_jobs(jobs, task, index, source="test")
 
 

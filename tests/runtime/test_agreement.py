@@ -41,41 +41,41 @@ def test_last_task_to_publish_raises_on_mismatch(members, first):
 
 
 def learning(member, timeout=DEADLINE):
-    found = []
+    outcomes = []
 
     def learn():
         try:
-            found.append(agreement.wait_for_options(member, timeout))
+            outcomes.append(agreement.wait_for_options(member, timeout))
         except TfdistError as error:
-            found.append(error)
+            outcomes.append(error)
 
     thread = threading.Thread(target=learn, daemon=True)
     thread.start()
-    return thread, found
+    return thread, outcomes
 
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_server_gets_options_from_any_worker(members, who):
     """The chief may have ended when a server comes back."""
-    thread, found = learning(members[2])
+    thread, outcomes = learning(members[2])
     agreement.agree(members[who], of(SoftSync(3)))
     thread.join(DEADLINE)
-    assert found == [of(SoftSync(3))]
+    assert outcomes == [of(SoftSync(3))]
 
 
 def test_waiting_for_options_returns_none_when_job_ends(members):
-    thread, found = learning(members[2])
+    thread, outcomes = learning(members[2])
     for member in members[:2]:
         member.leave(None)
     thread.join(DEADLINE)
-    assert found == [None]
+    assert outcomes == [None]
 
 
 def test_waiting_for_options_raises_when_job_fails(members):
-    thread, found = learning(members[2])
+    thread, outcomes = learning(members[2])
     members[2].control.fail(TfdistError("interrupted (Ctrl-C)"))
     thread.join(DEADLINE)
-    assert [str(error) for error in found] == ["interrupted (Ctrl-C)"]
+    assert [str(error) for error in outcomes] == ["interrupted (Ctrl-C)"]
 
 
 def test_waiting_for_options_times_out(members):

@@ -46,7 +46,9 @@ def raised(control, error):
     """Ends a script with an error; returns what the hook before ours has seen."""
     seen = []
     cluster = SimpleNamespace(rank=1, task=None)
-    hook = leave._reporting_excepthook(SimpleNamespace(control=control, cluster=cluster), lambda *one: seen.append(one))
+    hook = leave._reporting_excepthook(
+        SimpleNamespace(control=control, cluster=cluster), lambda *arguments: seen.append(arguments)
+    )
     hook(type(error), error, None)
     return seen
 

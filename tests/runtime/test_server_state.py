@@ -99,11 +99,11 @@ def test_host_server_awaits_its_workers_and_writes_no_snapshots(tmp_path):
     root, host = (ServerStateFactory(options, cluster.tasks, server, control) for server in range(2))
     host.tell = lambda event: None
     shards = [made.leading() for made in (root, host)]
-    for one in shards:
-        one.heard(b"0", Attach(1, 0, 1, KEY[0]), [], lambda message, arrays: None)
-    ledgers = [one[KEY].ledger for one in shards]
+    for shard in shards:
+        shard.heard(b"0", Attach(1, 0, 1, KEY[0]), [], lambda message, arrays: None)
+    ledgers = [shard[KEY].ledger for shard in shards]
     assert [ledger.synchronization for ledger in ledgers] == [BoundedStaleness(3, DropBeyond(1)), Synchronous()]
     assert [ledger.synchronization.late for ledger in ledgers] == [DropBeyond(1), Unscaled()]
     assert [ledger.awaited for ledger in ledgers] == [{3}, {1}]
-    assert [one[KEY].snapshots is not None for one in shards] == [True, False]
+    assert [shard[KEY].snapshots is not None for shard in shards] == [True, False]
     assert shards[1][KEY].above.has_chief

@@ -119,10 +119,10 @@ def test_server_without_script_uses_the_workers_options(monkeypatch):
     chief = membership.of_task(cluster, TIMEOUTS)
     agreement.agree(chief, of(BoundedStaleness(2), Gradients(Int8()), Servers(snapshots="folder", copies=1)))
     serving.serve_without_script(seen_by(cluster, "ps"), TIMEOUTS)
-    ((member, found, _),) = served
-    assert (found.synchronization, found.has_copies) == (BoundedStaleness(2), True)
-    assert found.snapshots == (Path("folder"), 60.0)
-    assert repr(found.pushes) == repr(Gradients(Int8()))
+    ((member, options, _),) = served
+    assert (options.synchronization, options.has_copies) == (BoundedStaleness(2), True)
+    assert options.snapshots == (Path("folder"), 60.0)
+    assert repr(options.pushes) == repr(Gradients(Int8()))
     member.leave(None)
     chief.leave(None)
 

@@ -39,7 +39,12 @@ def main():
         install()
     hooks = trainer.points.standing() | optimizer.points.standing()
     for name, wrappers in sorted(registry.standing().items()):
-        print(name, *(f"    {one}" for one in wrappers), *(f"        {one}" for one in hooks.get(name, [])), sep="\n")
+        print(
+            name,
+            *(f"    {entry}" for entry in wrappers),
+            *(f"        {entry}" for entry in hooks.get(name, [])),
+            sep="\n",
+        )
 
 
 if __name__ == "__main__":

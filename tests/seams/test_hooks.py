@@ -30,7 +30,7 @@ def test_contexts_are_within_each_other_in_the_order_of_features(provided, model
     assert order.place_of("tfdist.strategies.keras.keras_steps") < order.place_of(OUTER)
     np.testing.assert_array_equal(model.predict(X, verbose=0), np.full((4, 1), 2.0))
     assert noted == ["outer begins", "inner begins", "inner ends", "outer ends"]
-    assert [one.rpartition(".")[0] for one in trainer.points.standing()["TensorFlowTrainer.predict"]] == [
+    assert [hook.rpartition(".")[0] for hook in trainer.points.standing()["TensorFlowTrainer.predict"]] == [
         "pipeline.keras_pipelines.noting.<locals>",
         "strategies.keras.keras_steps.noting.<locals>",
     ]
@@ -55,12 +55,12 @@ def test_replacement_runs_inside_outer_hooks_and_can_call_inner(provided, model)
 def test_each_model_has_its_own_hooks_and_wrong_arguments_stay_errors(provided, model):
     noted = []
     other = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-    provided(noting(noted, "own"), is_for=lambda one: one is model)
+    provided(noting(noted, "own"), is_for=lambda candidate: candidate is model)
     other.predict(X, verbose=0)
     assert noted == []
-    for one in (model, other):
+    for keras_model in (model, other):
         with pytest.raises(TypeError, match=r"\.predict\(\) got an unexpected keyword argument 'rows'"):
-            one.predict(X, rows=3)
+            keras_model.predict(X, rows=3)
 
 
 def test_errors_are_translated_from_innermost_to_outermost_hook(provided, model):

@@ -20,7 +20,7 @@ def provided(monkeypatch):
 
     def provide(kind, module=INNER):
         kind.__module__ = module
-        optimizer.points.provide([kind], lambda one: [kind()])
+        optimizer.points.provide([kind], lambda owner: [kind()])
 
     return provide
 
@@ -37,8 +37,8 @@ def applied(made, *gradients):
 def multiplying(factor, seen):
     class Hooks(optimizer.OptimizerHooks):
         def gradients(self, update, gradients):
-            seen.append((factor, type(update.optimizer).__name__, [one.name for one in update.variables]))
-            return [factor * one + 1 for one in gradients]
+            seen.append((factor, type(update.optimizer).__name__, [element.name for element in update.variables]))
+            return [factor * element + 1 for element in gradients]
 
     return Hooks
 
@@ -60,13 +60,13 @@ def test_update_begins_before_accumulation_and_ends_after_use(provided):
         def begin(self, update, gradients):
             update.weight = 3.0
             assert optimizer.update_of(update.optimizer) is None
-            return [2 * one for one in gradients]
+            return [2 * gradient for gradient in gradients]
 
         def gradients(self, update, gradients):
             assert optimizer.update_of(update.optimizer) is update
             assert optimizer.update_of(keras.optimizers.SGD()) is None
             assert not update.is_summed
-            return [update.weight * one for one in gradients]
+            return [update.weight * gradient for gradient in gradients]
 
     provided(Hooks)
     made = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
@@ -81,7 +81,7 @@ def test_an_optimizer_within_others_is_not_the_outermost(provided):
         def apply(self, call):
             seen.append((type(call.optimizer).__name__, call.is_outermost, call.applies_itself))
             if call.applies_itself:
-                call.arguments["grads"] = [2 * one for one in call.arguments["grads"]]
+                call.arguments["grads"] = [2 * gradient for gradient in call.arguments["grads"]]
 
     provided(Hooks)
     assert applied(keras.optimizers.SGD(1.0), [1, 2]) == [-2, -4]
@@ -99,8 +99,8 @@ def test_an_optimizer_within_others_is_not_the_outermost(provided):
 def test_overwriting_hook_changes_only_overwriting_values(provided):
     class Hooks(optimizer.OptimizerHooks):
         def overwriting(self, variables, values):
-            assert [one.name for one in variables] == ["range"]
-            return [10 * one for one in values]
+            assert [element.name for element in variables] == ["range"]
+            return [10 * element for element in values]
 
     provided(Hooks)
     variables = [keras.Variable(np.zeros(1, np.float32), name=name) for name in ("weight", "range")]
@@ -108,7 +108,7 @@ def test_overwriting_hook_changes_only_overwriting_values(provided):
     made = keras.optimizers.SGD(1.0)
     made.build(variables)
     made.apply([tf.constant([1.0]), tf.constant([2.0])], variables)
-    assert [one.numpy().tolist() for one in variables] == [[-1.0], [20.0]]
+    assert [variable.numpy().tolist() for variable in variables] == [[-1.0], [20.0]]
 
 
 def test_finite_hooks_run_from_innermost_to_outermost(provided):
@@ -132,21 +132,21 @@ def test_finite_hooks_run_from_innermost_to_outermost(provided):
 
 
 def test_within_update_carries_the_update_to_other_threads(provided):
-    found = []
+    updates = []
 
     class Hooks(optimizer.OptimizerHooks):
         def gradients(self, update, gradients):
             def work():
-                found.append(optimizer.update_of(update.optimizer))
+                updates.append(optimizer.update_of(update.optimizer))
 
             for target in (work, optimizer.within_update(work)):
                 thread = threading.Thread(target=target)
                 thread.start()
                 thread.join()
-            found.append(update)
+            updates.append(update)
             return gradients
 
     provided(Hooks)
     applied(keras.optimizers.SGD(1.0), [1, 2])
-    assert found[0] is None
-    assert found[1] is found[2]
+    assert updates[0] is None
+    assert updates[1] is updates[2]

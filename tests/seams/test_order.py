@@ -35,8 +35,8 @@ def test_all_that_is_listed_has_a_place_and_known_parameters():
     names, wrappers = ([line.strip() for line in lines if line.startswith(" ") == inner] for inner in (False, True))
     assert set(names) == set(signatures._PARAMETERS)
     places = {place.removeprefix("tfdist.") for place in order._PLACES}
-    assert not [one for one in wrappers if not any(one.startswith(f"{place}.") for place in places)]
-    unused = {place for place in places if not any(one.startswith(f"{place}.") for one in wrappers)}
+    assert not [wrapper for wrapper in wrappers if not any(wrapper.startswith(f"{place}.") for place in places)]
+    unused = {place for place in places if not any(wrapper.startswith(f"{place}.") for wrapper in wrappers)}
     assert not unused
 
 

@@ -41,9 +41,9 @@ def test_wrappers_stack_in_feature_order_not_installation_order(owner):
         replace(owner, "told", wrapper(name, module))
     assert owner().told(1) == ["e", "d", "c", "b", "a", 1]
     assert owner.told.__doc__ == "Says what it was given."
-    (found,) = registry.standing().items()
-    assert found[0] == "Owner.told"
-    assert [one.split(".")[0] for one in found[1]] == ["else", "else", "pipeline", "strategies", "strategies"]
+    (entry,) = registry.standing().items()
+    assert entry[0] == "Owner.told"
+    assert [path.split(".")[0] for path in entry[1]] == ["else", "else", "pipeline", "strategies", "strategies"]
 
 
 def test_later_wrappers_of_other_libraries_are_kept(owner):
@@ -59,4 +59,4 @@ def test_module_functions_take_partial_wrappers():
     module.double = lambda value: 2 * value
     replace(module, "double", functools.partial(lambda by, original: lambda value: by + original(value), 100))
     assert module.double(4) == 108
-    assert [one for one in registry.standing() if one.startswith("module.")] == ["module.double"]
+    assert [name for name in registry.standing() if name.startswith("module.")] == ["module.double"]

@@ -34,6 +34,6 @@ def test_a_newer_keras_is_warned_of_once(monkeypatch, caplog, owner):
     monkeypatch.setattr(signatures.keras, "__version__", "3.99.1")
     for _ in range(2):
         assert signatures.check(owner, "told") is owner.told
-    assert [one.getMessage() for one in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "tfdist: Keras 3.99.1 has not been tried; the newest tried is 3.15."
     ]

@@ -43,8 +43,8 @@ class Served(tf.distribute.Strategy):
         control = SimpleNamespace(
             task=worker, look_up=addresses.__getitem__, known=addresses.get, failure=None, present={}, watch=id
         )
-        own = Member(cluster=SimpleNamespace(tasks=tasks), control=control)
-        self.member = own if before is None else before.member
+        member = Member(cluster=SimpleNamespace(tasks=tasks), control=control)
+        self.member = member if before is None else before.member
         timeouts = Timeouts(heartbeat=DEADLINE)
         super().__init__(ServerExtended(self, self.member, timeouts, arguments, observes=observes))
 

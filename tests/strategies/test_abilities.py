@@ -68,11 +68,11 @@ def trained(strategy, **arguments):
 @pytest.mark.parametrize("extended", [OtherWriter, Writer])
 def test_training_is_plain_where_nothing_is_shared_or_reduced(extended):
     """Losses, gradients, Dropout's seeds, shuffling and data are Keras's own."""
-    expected, found = trained(Plain()), trained(of(extended))
-    for one, other in zip(expected[:4], found[:4], strict=True):
-        np.testing.assert_array_equal(one, other)
-    for one, other in zip(expected[4], found[4], strict=True):
-        np.testing.assert_array_equal(one, other)
+    expected, results = trained(Plain()), trained(of(extended))
+    for array, other in zip(expected[:4], results[:4], strict=True):
+        np.testing.assert_array_equal(array, other)
+    for array, other in zip(expected[4], results[4], strict=True):
+        np.testing.assert_array_equal(array, other)
 
 
 @pytest.mark.parametrize("extended", [None, OtherWriter])
@@ -114,10 +114,10 @@ def test_process_that_does_not_write_still_loads_weights(tmp_path):
     expected = model(of(Writer))
     expected.fit(X, Y, verbose=0)
     expected.save_weights(path)
-    found = model(of(OtherWriter))
-    found.load_weights(path)
-    for one, other in zip(expected.get_weights(), found.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    loaded = model(of(OtherWriter))
+    loaded.load_weights(path)
+    for weight, other in zip(expected.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)
 
 
 def test_ability_without_required_methods_raises():

@@ -33,15 +33,15 @@ def test_missing_ability_yields_none(strategy):
 
 
 def test_sharing_returns_extended_inside_a_shared_replica(strategy):
-    found = []
+    results = []
 
     def step():
-        found.append(current_strategy.sharing())
+        results.append(current_strategy.sharing())
         with strategy.extended.shares.replica(tf.constant(3, tf.int64)):
-            found.append(current_strategy.sharing())
+            results.append(current_strategy.sharing())
 
     strategy.run(step)
-    assert found == [None, strategy.extended]
+    assert results == [None, strategy.extended]
     assert current_strategy.sharing() is None
 
 
@@ -65,9 +65,9 @@ def test_current_is_set_in_scope_and_replicas(strategy):
     with strategy.scope():
         assert current_strategy.current(Ability) is strategy.extended
     assert current_strategy.current(Ability) is None
-    found = []
-    strategy.run(lambda: found.append(current_strategy.current(Ability)))
-    assert found == [strategy.extended]
+    results = []
+    strategy.run(lambda: results.append(current_strategy.current(Ability)))
+    assert results == [strategy.extended]
 
 
 def test_of_model_returns_extended_outside_the_scope(strategy):

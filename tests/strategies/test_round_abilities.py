@@ -94,8 +94,8 @@ def test_rounds_follow_the_course_of_fit():
     calls.clear()
     model.set_weights(model.get_weights())
     assert calls == ["assigned", "assigned"], "a kernel and a bias"
-    for one, other in zip(model.get_weights(), trained(tf.distribute.get_strategy(), 2).get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(model.get_weights(), trained(tf.distribute.get_strategy(), 2).get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)
 
 
 def test_ability_without_required_methods_raises():

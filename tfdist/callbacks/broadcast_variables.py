@@ -96,7 +96,9 @@ def _kind(variable: Any) -> str:
 def _local_variables(optimizer: Any, variables: list[Any]) -> list[Any]:
     """Returns the variables that differ between processes on purpose."""
     gradients = keras_optimizers.gradients_of(innermost(optimizer))
-    local = [] if gradients is None else [one for one in variables if gradients.is_local(one)]
-    slots = tuple(one.path.replace("/", "_") + "_" for one in local)  # Keras begins slots' names so
-    of_local = [one for one in optimizer.variables if slots and one.path.rpartition("/")[2].startswith(slots)]
+    local = [] if gradients is None else [variable for variable in variables if gradients.is_local(variable)]
+    slots = tuple(variable.path.replace("/", "_") + "_" for variable in local)  # Keras begins slots' names so
+    of_local = [
+        variable for variable in optimizer.variables if slots and variable.path.rpartition("/")[2].startswith(slots)
+    ]
     return [*accumulators(optimizer), *local, *of_local]

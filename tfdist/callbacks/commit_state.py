@@ -64,8 +64,8 @@ class CommitState(keras.callbacks.BackupAndRestore):
             except Exception as error:
                 failure = error
         exchange = Exchange(group)
-        own = tf.constant([failure is not None, is_restored, initial_epoch(self.model)], tf.int64)
-        failed, is_restored, epoch = exchange.broadcast(own).numpy().tolist()
+        status = tf.constant([failure is not None, is_restored, initial_epoch(self.model)], tf.int64)
+        failed, is_restored, epoch = exchange.broadcast(status).numpy().tolist()
         if failed:
             cause = f": {failure}" if failure else f"; see the error of rank {group.members[0]}"
             raise RuntimeError(f"the state committed in {self.backup_dir} cannot be read{cause}") from failure

@@ -96,26 +96,26 @@ class _GradientStatistics(keras.callbacks.Callback):
         if not noise.steps:
             return
         ratio = noise.variance / noise.signal if noise.signal > 0 else math.inf
-        found = self._figure(max(0.0, ratio))
+        reported = self._figure(max(0.0, ratio))
         figures = {
-            self._name: found,
+            self._name: reported,
             "gradient_variance": noise.variance / noise.steps,
             "gradient_signal": noise.signal / noise.steps,
         }
         for name, figure in figures.items():
             self.history.setdefault(name, []).append(figure)
         if logs is not None:
-            logs[self._name] = found
+            logs[self._name] = reported
         writes = current_strategy.of_model(self.model, Ability)
         gradients = gradients_of(self.model.optimizer)
         if writes.is_writer if writes is not None else gradients is None or gradients.group.is_writer:
-            if math.isinf(found):
+            if math.isinf(reported):
                 notice(
                     "tfdist: epoch %d: the gradient is too small to measure in its noise; any batch size pays off.",
                     epoch + 1,
                 )
             else:
-                notice(f"tfdist: epoch %d: {self._advice}", epoch + 1, found)
+                notice(f"tfdist: epoch %d: {self._advice}", epoch + 1, reported)
             self._summaries.write(epoch, {f"gradients/{name}": figure for name, figure in figures.items()}, {})
 
     _advice: str

@@ -33,13 +33,13 @@ class MetricAverage(keras.callbacks.Callback):
             return
         exchange = Exchange(processes_of(self.model))
         names = sorted(logs)
-        everyone = [one.decode() for one in exchange.all_gather(tf.constant([", ".join(names)])).numpy()]
+        everyone = [encoded.decode() for encoded in exchange.all_gather(tf.constant([", ".join(names)])).numpy()]
         for rank, theirs in enumerate(everyone):
             if theirs != everyone[0]:
                 raise MismatchError(
                     f"MetricAverage: rank 0 has the logs {everyone[0]}; rank {rank} has {theirs}. Compile the same "
                     "metrics on every process, and validate on all or on no process."
                 )
-        own = np.array([[float(logs[name]) for name in names]])
-        means = exchange.all_gather(tf.constant(own)).numpy().mean(axis=0)
+        values = np.array([[float(logs[name]) for name in names]])
+        means = exchange.all_gather(tf.constant(values)).numpy().mean(axis=0)
         logs.update(zip(names, means.tolist(), strict=True))

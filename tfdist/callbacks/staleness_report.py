@@ -101,8 +101,8 @@ class StalenessReport(keras.callbacks.Callback):
 
 
 def _of_all(counts: Counter[int], group: ProcessGroup) -> Counter[int]:
-    own = np.array(sorted(counts.items()), np.int64).reshape(-1, 2)
-    everyone, _ = group.run("callbacks: staleness", all_gather_rows(own))
+    rows = np.array(sorted(counts.items()), np.int64).reshape(-1, 2)
+    everyone, _ = group.run("callbacks: staleness", all_gather_rows(rows))
     total: Counter[int] = Counter()
     for late, count in everyone.tolist():
         total[late] += count

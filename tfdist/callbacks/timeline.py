@@ -44,8 +44,8 @@ class Timeline(keras.callbacks.Callback):
         group = processes_of(self.model)
         recorded, group.engine.timeline = group.engine.timeline, self._before
         events = [] if recorded is None else recorded.events()
-        own = np.frombuffer(json.dumps(events).encode() + b"\n", np.uint8)
-        everyone, _ = group.run("callbacks: the timelines", all_gather_rows(own))
+        encoded = np.frombuffer(json.dumps(events).encode() + b"\n", np.uint8)
+        everyone, _ = group.run("callbacks: the timelines", all_gather_rows(encoded))
         if group.is_writer:
             events = [event for line in everyone.tobytes().splitlines() for event in json.loads(line)]
             timeline.write(self._path, events)

@@ -107,8 +107,8 @@ def execute(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    found = calibration.measure(entered.group)
-    model = CostModel(entered.group.hosts, found)
+    measured = calibration.measure(entered.group)
+    model = CostModel(entered.group.hosts, measured)
     rows = [
         _row(entered.engine, model, name, int(mib * 2**20) // 4 * 4)
         for mib in options.mib
@@ -118,12 +118,12 @@ def execute(options: argparse.Namespace) -> int:
         _show(model, rows)
         described = calibration.machine(entered.group.hosts)
         if options.json:
-            _write(options.json, described, found, rows)
+            _write(options.json, described, measured, rows)
         if options.plot:
             _draw(options.plot, rows)
         if not options.no_store:
             try:
-                print(f'Calibration stored in {calibration.store(found, described)}, for algorithm="auto".')
+                print(f'Calibration stored in {calibration.store(measured, described)}, for algorithm="auto".')
             except OSError as error:
                 print(f"tfdist bench: the calibration cannot be stored: {error}", file=sys.stderr)
                 return 1
@@ -177,18 +177,18 @@ def _show(model: CostModel, rows: list[Row]) -> None:
     from rich.table import Table
 
     console = Console(width=100, highlight=False)
-    found, machines = model.calibration, len(set(model.hosts))
+    measured, machines = model.calibration, len(set(model.hosts))
     console.print(f"{len(model.hosts)} processes on {machines} machine{'s' if machines > 1 else ''}")
     if machines < len(model.hosts):
-        console.print(f"inside a machine: {_level(found.host)}")
+        console.print(f"inside a machine: {_level(measured.host)}")
     if machines > 1:
-        console.print(f"between machines: {_level(found.network)}")
-    console.print(f"adding float32:   {1e-9 / found.combine_seconds_per_byte:.2f} GB/s")
+        console.print(f"between machines: {_level(measured.network)}")
+    console.print(f"adding float32:   {1e-9 / measured.combine_seconds_per_byte:.2f} GB/s")
     table = Table("size", "algorithm", title="All-reduce of float32")
     for column in ("measured", "predicted", "of the bound", "GB/s"):
         table.add_column(column, justify="right")
     for row in rows:
-        best = cheapest(model.hosts, row.nbytes, found) == row.algorithm
+        best = cheapest(model.hosts, row.nbytes, measured) == row.algorithm
         table.add_row(
             _size(row.nbytes),
             row.algorithm + (" (auto)" if best else ""),
@@ -213,9 +213,9 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:.4g} KiB"
 
 
-def _write(path: str, described: dict[str, Any], found: Calibration, rows: list[Row]) -> None:
+def _write(path: str, described: dict[str, Any], measured: Calibration, rows: list[Row]) -> None:
     with open(path, "w", encoding="utf-8") as file:
-        figures = {"machine": described, "calibration": asdict(found), "rows": [asdict(row) for row in rows]}
+        figures = {"machine": described, "calibration": asdict(measured), "rows": [asdict(row) for row in rows]}
         json.dump(figures, file, indent=2)
 
 
@@ -238,11 +238,13 @@ def _draw(path: str, rows: list[Row]) -> None:
     axes.plot([size / 2**20 for size in sizes], [_of(rows, size, lambda r: r.bound) for size in sizes], "k:")
     axes.text(sizes[-1] / 2**20, _of(rows, sizes[-1], lambda r: r.bound), " bound", va="center")
     for name in dict.fromkeys(row.algorithm for row in rows):
-        own = [row for row in rows if row.algorithm == name]
-        mib = [row.nbytes / 2**20 for row in own]
-        (line,) = axes.plot(mib, [row.measured * 1e3 for row in own], "o-", label=name)
-        if own[0].predicted is not None:
-            axes.plot(mib, [(row.predicted or 0.0) * 1e3 for row in own], "--", color=line.get_color(), linewidth=0.8)
+        points = [row for row in rows if row.algorithm == name]
+        mib = [row.nbytes / 2**20 for row in points]
+        (line,) = axes.plot(mib, [row.measured * 1e3 for row in points], "o-", label=name)
+        if points[0].predicted is not None:
+            axes.plot(
+                mib, [(row.predicted or 0.0) * 1e3 for row in points], "--", color=line.get_color(), linewidth=0.8
+            )
     axes.set(xscale="log", yscale="log", xlabel="MiB", ylabel="milliseconds (dashed: predicted)")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)

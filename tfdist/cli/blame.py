@@ -48,7 +48,7 @@ class FailureTracker:
 
     def forget(self, process: Process) -> None:
         """Forgets the failure of a process that is started again."""
-        self.causes = [one for one in self.causes if one is not process]
+        self.causes = [cause for cause in self.causes if cause is not process]
 
     def processes(self) -> list[Process]:
         """Returns the process to blame, then others whose output helps; an empty list if all succeeded."""

@@ -180,12 +180,12 @@ def _unresolved(task: Task, error: OSError) -> Finding:
 
 def _peer_address(task: Task, is_chief: bool) -> Finding:
     try:
-        found = _resolve(task)
+        resolved = _resolve(task)
     except OSError as error:
         return _unresolved(task, error)
-    with socket.socket(found[0], socket.SOCK_STREAM) as probe:
+    with socket.socket(resolved[0], socket.SOCK_STREAM) as probe:
         probe.settimeout(_CONNECT_SECONDS)
-        code = probe.connect_ex(found[4])
+        code = probe.connect_ex(resolved[4])
     if code == errno.ECONNREFUSED:
         return Finding(Severity.OK, "address", f"{task}: reachable, and free")
     if code == 0 and is_chief:
@@ -204,13 +204,13 @@ def _peer_address(task: Task, is_chief: bool) -> Finding:
 
 def _own_address(task: Task) -> Finding:
     try:
-        found = _resolve(task)
+        resolved = _resolve(task)
     except OSError as error:
         return _unresolved(task, error)
-    with socket.socket(found[0], socket.SOCK_STREAM) as probe:
+    with socket.socket(resolved[0], socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(found[4])
+            probe.bind(resolved[4])
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 return Finding(

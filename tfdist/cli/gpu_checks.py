@@ -24,13 +24,13 @@ def listed() -> Iterator[Finding]:
     if not shutil.which("nvidia-smi"):
         return
     query = ["nvidia-smi", "--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader"]
-    found = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
-    gpus = [line.strip() for line in found.stdout.splitlines() if line[:1].isdigit()]
+    result = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+    gpus = [line.strip() for line in result.stdout.splitlines() if line[:1].isdigit()]
     for gpu in gpus:
         index, name, memory, driver = (part.strip() for part in gpu.split(","))
         yield Finding(Severity.OK, f"GPU {index}", f"{name}, {memory}, driver {driver}")
     if not gpus:
-        yield Finding(Severity.NOTE, "GPU", f"nvidia-smi finds no GPU: {(found.stdout + found.stderr).strip()}")
+        yield Finding(Severity.NOTE, "GPU", f"nvidia-smi finds no GPU: {(result.stdout + result.stderr).strip()}")
 
 
 def try_all() -> Iterator[Finding]:

@@ -199,7 +199,7 @@ class Job:
             timeout = None if deadline is None else deadline - time.monotonic()
             if timeout is not None and timeout <= 0:
                 has_failed = blame.is_known and not self._keep_going
-                self._end(running if has_failed else [one for one in running if one.name.startswith("ps ")])
+                self._end(running if has_failed else [child for child in running if child.name.startswith("ps ")])
                 deadline = timeout = None
             for key, _ in selector.select(timeout):
                 if key.fileobj is signals:
@@ -222,7 +222,7 @@ class Job:
                         _say(f"tfdist run: {_how_it_ended(process)}; the training goes on without it.")
                 elif not blame.hear(process := key.data):
                     selector.unregister(process.report)
-                is_ending = any(one.ended_by_us for one in self._processes)
+                is_ending = any(child.ended_by_us for child in self._processes)
                 if blame.is_known and not is_ending and not self._keep_going:
                     latest = time.monotonic() + (GRACE_SECONDS if blame.failed else END_SECONDS)
                     deadline = latest if deadline is None else min(deadline, latest)
@@ -234,7 +234,7 @@ class Job:
             if running and not is_over and not any(process.trains for process in running):
                 is_over = True
                 deadline = time.monotonic() + GRACE_SECONDS  # for servers, which may not end by themselves
-                if evaluators := [one.name for one in running if one.name.startswith("evaluator ")]:
+                if evaluators := [child.name for child in running if child.name.startswith("evaluator ")]:
                     _say(f"tfdist run: the training has ended; waiting for {', '.join(evaluators)} (Ctrl-C ends it).")
         selector.close()
         return blame.processes()
@@ -285,8 +285,8 @@ class Job:
             how = " (Ctrl-C)" if number == signal.SIGINT else ""
             _say(f"tfdist run: ended by {signal.Signals(number).name}{how}, as were the processes.")
             return 128 + number
-        for one in reversed(blamed):
-            self._show_kept(one.name)
+        for child in reversed(blamed):
+            self._show_kept(child.name)
         code = process.popen.returncode
         if process.ended_by_us:
             code = 1 if last.ended_by_us else last.popen.returncode

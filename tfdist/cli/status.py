@@ -84,10 +84,10 @@ def _address_in_environment() -> str:
         TfdistError: TF_CONFIG names no parameter server.
     """
     cluster = spec.from_tf_config(os.environ.get("TF_CONFIG", ""))
-    found = [task.address for task in cluster.tasks if task.job == "ps"] if cluster is not None else []
-    if not found:
+    addresses = [task.address for task in cluster.tasks if task.job == "ps"] if cluster is not None else []
+    if not addresses:
         raise TfdistError(f"expected host:port of a parameter server, or TF_CONFIG with one. {_WHERE}")
-    return found[0]
+    return addresses[0]
 
 
 def _check(address: str) -> None:
@@ -149,11 +149,11 @@ def rendered(reports: Sequence[ServerReport], before: Sequence[ServerReport] | N
 
 
 def _models(reports: Sequence[ServerReport]) -> dict[tuple[str, int], ModelReport]:
-    found: dict[tuple[str, int], list[ModelReport]] = {}
+    by_model: dict[tuple[str, int], list[ModelReport]] = {}
     for report in reports:
         for model in report.models:
-            found.setdefault((model.model, model.occurrence), []).append(model)
-    return {key: merge_reports(parts) for key, parts in found.items()}
+            by_model.setdefault((model.model, model.occurrence), []).append(model)
+    return {key: merge_reports(parts) for key, parts in by_model.items()}
 
 
 def _headline(model: ModelReport, last: ModelReport | None, seconds: float) -> str:
@@ -173,12 +173,22 @@ def _table(model: ModelReport, tasks: Sequence[str], last: ModelReport | None, s
     table = Table()
     for place, title in enumerate(("worker", "pushes", "a second", "dropped", "step", "waited", "")):
         table.add_column(title, justify="right" if 0 < place < 6 else "left")
-    pushed = {one.number: one.counted for one in last.workers} if last is not None else {}
-    for one in model.workers:
-        name = tasks[one.number] if one.number < len(tasks) else f"task {one.number}"
-        rate = f"{(one.counted - pushed[one.number]) / seconds:,.1f}" if seconds > 0 and one.number in pushed else ""
-        state = "trains" if one.is_active else "pauses" if one.is_there else "gone"
+    pushed = {worker.number: worker.counted for worker in last.workers} if last is not None else {}
+    for worker in model.workers:
+        name = tasks[worker.number] if worker.number < len(tasks) else f"task {worker.number}"
+        rate = (
+            f"{(worker.counted - pushed[worker.number]) / seconds:,.1f}"
+            if seconds > 0 and worker.number in pushed
+            else ""
+        )
+        state = "trains" if worker.is_active else "pauses" if worker.is_there else "gone"
         table.add_row(
-            name, f"{one.counted:,}", rate, f"{one.dropped:,}", f"{one.clock:,}", f"{one.waited:,.1f} s", state
+            name,
+            f"{worker.counted:,}",
+            rate,
+            f"{worker.dropped:,}",
+            f"{worker.clock:,}",
+            f"{worker.waited:,.1f} s",
+            state,
         )
     return table

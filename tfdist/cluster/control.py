@@ -258,8 +258,8 @@ class Control:
         Args:
             key: name that the value is published under; see `publish`.
         """
-        found: str | None = self.request(lambda number: messages.GetValue(number, key, wait=False))
-        return found
+        value: str | None = self.request(lambda number: messages.GetValue(number, key, wait=False))
+        return value
 
     def ask_for(self, key: str, then: Callable[[str], None]) -> None:
         """Calls back on the listening thread with a value, as soon as a task has published it.

@@ -154,11 +154,11 @@ class CollectiveCoordinator:
     def _end(self, circle: list[int]) -> None:
         """Reports a failure if ranks wait for each other in a circle."""
         if circle:
-            members = {self._standing[one].call.members for one in circle}
+            members = {self._standing[rank].call.members for rank in circle}
             self._fail(self._different(circle), members.pop() if len(members) == 1 else None)
 
     def _different(self, ranks: Iterable[int]) -> str:
-        waits = "; ".join(f"rank {one} waits in {_named(self._standing[one].call)}" for one in sorted(ranks))
+        waits = "; ".join(f"rank {rank} waits in {_named(self._standing[rank].call)}" for rank in sorted(ranks))
         return (
             f"ranks take part in different collectives: {waits}. "
             "Every rank must call the same collectives in the same order."
@@ -182,8 +182,8 @@ class CollectiveCoordinator:
         why = self._different(ranks)
         for rank in ranks:
             agreement = self._agreements.pop(_site(self._standing.pop(rank).call), None)
-            for one, request in agreement.asked.items() if agreement is not None else ():
-                self._tell(one, Reply(request, error=why))
+            for member, request in agreement.asked.items() if agreement is not None else ():
+                self._tell(member, Reply(request, error=why))
 
     def _circle(self, begin: int) -> list[int]:
         """Returns a circle of ranks that includes ``begin``, in which each rank waits for the next; empty for none."""

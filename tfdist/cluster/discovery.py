@@ -57,11 +57,11 @@ def resolver_of(cluster: Cluster | None) -> Any:
     import tensorflow as tf
 
     jobs: dict[str, dict[int, str]] = {}
-    own = (None, None) if cluster is None else (cluster.task.job, cluster.task.index)
+    place = (None, None) if cluster is None else (cluster.task.job, cluster.task.index)
     for task in () if cluster is None else cluster.tasks:
         jobs.setdefault(task.job, {})[task.index] = task.address
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(jobs), task_type=own[0], task_id=own[1], rpc_layer="grpc"
+        tf.train.ClusterSpec(jobs), task_type=place[0], task_id=place[1], rpc_layer="grpc"
     )
 
 

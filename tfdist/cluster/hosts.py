@@ -75,7 +75,7 @@ def is_loopback(address: str) -> bool:
     """Returns whether an address ``host:port`` can only be reached from this machine."""
     host = address.rpartition(":")[0].strip("[]")
     try:
-        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+        addresses = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
     except OSError:
         return False
-    return all(str(address).startswith("127.") or address == "::1" for address in found)
+    return all(str(address).startswith("127.") or address == "::1" for address in addresses)

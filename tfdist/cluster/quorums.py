@@ -204,10 +204,10 @@ class QuorumCoordinator:
 
     def _enlist(self, task: int, message: Enlist) -> None:
         rounds = self._rounds.setdefault(message.rounds, _Rounds(message))
-        own, first = ((one.quorum, one.grace, one.settings) for one in (message, rounds.first))
-        if own != first:
+        sent, first = ((request.quorum, request.grace, request.settings) for request in (message, rounds.first))
+        if sent != first:
             error = (
-                f"task {task} has quorum={own[0]}, grace={own[1]:g}, {own[2]}; the others have quorum={first[0]}, "
+                f"task {task} has quorum={sent[0]}, grace={sent[1]:g}, {sent[2]}; the others have quorum={first[0]}, "
                 f"grace={first[1]:g}, {first[2]}. Give every task the same arguments and the same model."
             )
             self._tell(task, Reply(message.id, error=error))
@@ -230,7 +230,7 @@ class QuorumCoordinator:
     def _point(self, task: int, request: int, rounds: _Rounds) -> None:
         """Tells a task where the newest state is."""
         newest = rounds.newest
-        sources = [one for one, has in rounds.has.items() if has == newest]
+        sources = [holder for holder, has in rounds.has.items() if has == newest]
         source = None if task in sources else sources[0]
         address = "" if source is None else rounds.addresses[source]
         self._answer(task, request, Enlisted(newest, source, address))
@@ -306,11 +306,11 @@ class QuorumCoordinator:
         """Has tasks whose state differs take the state of the others. Returns whether there are such tasks."""
         oldest = next(task for task in rounds.addresses if task in rounds.ready)  # addresses are in order of arrival
         agreed = rounds.ready[oldest].checksum
-        astray = {task: one for task, one in rounds.ready.items() if one.checksum != agreed}
-        for task, one in astray.items():
+        astray = {task: ready for task, ready in rounds.ready.items() if ready.checksum != agreed}
+        for task, ready in astray.items():
             del rounds.ready[task]
             rounds.has.pop(task, None)
-            self._answer(task, one.id, Meeting(astray=True, epoch=self._epoch_of(one.fit)))
+            self._answer(task, ready.id, Meeting(astray=True, epoch=self._epoch_of(ready.fit)))
         return bool(astray)
 
     def _meet(self, rounds: _Rounds) -> None:
@@ -323,10 +323,10 @@ class QuorumCoordinator:
         meeting = rounds.meeting = _Meeting(rounds.attempts, rounds.ready)
         rounds.ready = {}
         partners = tuple(
-            Partner(task, one.samples, rounds.addresses[task]) for task, one in sorted(meeting.ready.items())
+            Partner(task, ready.samples, rounds.addresses[task]) for task, ready in sorted(meeting.ready.items())
         )
-        for task, one in meeting.ready.items():
-            self._answer(task, one.id, Meeting(meeting.attempt, partners, epoch=self._epoch_of(one.fit)))
+        for task, ready in meeting.ready.items():
+            self._answer(task, ready.id, Meeting(meeting.attempt, partners, epoch=self._epoch_of(ready.fit)))
 
     def _has(self, task: int, rounds: _Rounds, message: ContributionsReceived) -> None:
         meeting = rounds.meeting
@@ -382,10 +382,10 @@ class QuorumCoordinator:
         self._furthest = max(self._furthest, where)
         for rounds in self._rounds.values():
             for said in (rounds.ready, rounds.late):  # otherwise a late task would make a last round by itself
-                for one, ready in list(said.items()):
+                for member, ready in list(said.items()):
                     if ready.fit is not None and ready.fit < self._furthest[0]:
-                        del said[one]
-                        self._is_ready(one, rounds, ready)
+                        del said[member]
+                        self._is_ready(member, rounds, ready)
 
     def _linger(self, task: int, message: FitEnded) -> None:
         self._lingering[task] = message
@@ -414,8 +414,8 @@ class QuorumCoordinator:
 
     def _lacking(self, rounds: _Rounds, fit: int) -> set[int]:
         """Returns the tasks within a call of `fit`, or at its end, that lack the newest state."""
-        behind = {one for one in rounds.addresses if rounds.has.get(one, -1) < rounds.newest}
-        return {one for one in behind if one in self._ending or self._at.get(one, (fit, 0))[0] <= fit}
+        behind = {task for task in rounds.addresses if rounds.has.get(task, -1) < rounds.newest}
+        return {task for task in behind if task in self._ending or self._at.get(task, (fit, 0))[0] <= fit}
 
     def _epoch_of(self, fit: int | None) -> int:
         if fit is not None and fit < self._furthest[0]:

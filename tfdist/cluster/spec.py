@@ -144,7 +144,7 @@ def _has_addresses(value: Any) -> bool:
         return any(map(_has_addresses, value.values()))
     if not isinstance(value, list) or not value:
         return False
-    return all(isinstance(one, str) and re.fullmatch(r"\S+:\d+", one) for one in value)
+    return all(isinstance(address, str) and re.fullmatch(r"\S+:\d+", address) for address in value)
 
 
 def from_resolver(resolver: Any) -> Cluster | None:
@@ -206,16 +206,16 @@ def from_jobs(jobs: Mapping[str, Any], job: str, index: int, source: str) -> Clu
     listed = tuple(task for name in known for task in tasks.get(name, ()))
     extra = job == "evaluator" and not tasks.get(job)
     extra |= job == "worker" and "ps" in tasks and all(task.index != index for task in tasks.get(job, ()))
-    own = Task(job, index, "") if extra else _own(source, tasks.get(job, []), job, index)
+    this_task = Task(job, index, "") if extra else _own(source, tasks.get(job, []), job, index)
     if job != "evaluator" and not any(task.job in TRAINING_JOBS for task in listed):
         raise ClusterSpecError(f"{source}: the cluster must name a chief or a worker, which train; got {jobs}.")
-    if own.index > 0 and listed == (own,):
+    if this_task.index > 0 and listed == (this_task,):
         raise ClusterSpecError(
-            f"{source}: this process is {own}, but the cluster names no other task. List all tasks: the partial "
+            f"{source}: this process is {this_task}, but the cluster names no other task. List all tasks: the partial "
             "cluster that some schedulers give to workers of parameter servers (a TFJob with enableDynamicWorker) is "
             "not enough to train together."
         )
-    return Cluster(listed, own)
+    return Cluster(listed, this_task)
 
 
 def _own(source: str, tasks: list[Task], job: str, index: int) -> Task:

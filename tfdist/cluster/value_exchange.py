@@ -39,16 +39,16 @@ class ValueExchange:
         given[task] = message.id, message.value
         if len(given) < len(message.tasks):
             return False
-        values = [given[one][1] for one in message.tasks]
-        for one, (request, _) in self._gathers.pop(meeting).items():
-            self._reply(one, Reply(request, values))
+        values = [given[participant][1] for participant in message.tasks]
+        for participant, (request, _) in self._gathers.pop(meeting).items():
+            self._reply(participant, Reply(request, values))
         return True
 
     def put(self, task: int, message: PublishValue) -> None:
         """Publishes a value, and answers the tasks that wait for it."""
         self._values[message.key] = task, message.value
-        for one, request in self._waiting.pop(message.key, ()):
-            self._reply(one, Reply(request, message.value))
+        for waiter, request in self._waiting.pop(message.key, ()):
+            self._reply(waiter, Reply(request, message.value))
 
     def get(self, task: int, message: GetValue) -> None:
         """Answers with a published value: at once, or if ``message.wait`` is set, as soon as there is one."""

@@ -64,10 +64,10 @@ def combined(lower: np.ndarray, upper: np.ndarray, out: np.ndarray) -> None:
         out[part] = of_lower * lower[part].astype(np.float64) + of_upper * upper[part].astype(np.float64)
 
 
-def _dot(one: np.ndarray, other: np.ndarray) -> float:
+def _dot(vector: np.ndarray, other: np.ndarray) -> float:
     """Returns the dot product, without a BLAS.
 
     All ranks need the same bits, and the result of a BLAS may depend on where arrays lie in memory.
     """
-    parts = (slice(begin, begin + _SEGMENT) for begin in range(0, one.size, _SEGMENT))
-    return float(sum(float((one[part].astype(np.float64) * other[part]).sum()) for part in parts))
+    parts = (slice(begin, begin + _SEGMENT) for begin in range(0, vector.size, _SEGMENT))
+    return float(sum(float((vector[part].astype(np.float64) * other[part]).sum()) for part in parts))

@@ -50,16 +50,16 @@ def all_reduce_whole(buffer: np.ndarray, combine: CombineVectors, source: np.nda
 
 
 def _doubling(comm: Communicator, tag: int, buffer: np.ndarray, combine: CombineVectors | np.ufunc) -> Core:
-    def double(own: np.ndarray, place: int, size: int, rank_of: Callable[[int], int]) -> Schedule:
+    def double(vector: np.ndarray, place: int, size: int, rank_of: Callable[[int], int]) -> Schedule:
         landing, spare = (comm.take(buffer.nbytes).view(buffer.dtype) for _ in range(2))
         distance = 1
         while distance < size:
             partner = rank_of(place ^ distance)
-            yield from exchange(comm, tag, outgoing=own, destination=partner, target=landing, source=partner)
-            lower, upper = (landing, own) if place & distance else (own, landing)
-            own = combine(lower, upper, out=spare if own is buffer else buffer)
+            yield from exchange(comm, tag, outgoing=vector, destination=partner, target=landing, source=partner)
+            lower, upper = (landing, vector) if place & distance else (vector, landing)
+            vector = combine(lower, upper, out=spare if vector is buffer else buffer)
             distance *= 2
-        if own is not buffer:
-            np.copyto(buffer, own)
+        if vector is not buffer:
+            np.copyto(buffer, vector)
 
     return double

@@ -25,10 +25,10 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
         machines = by_machine(comm.hosts)
-        own = next(ranks for ranks in machines if comm.rank in ranks)
-        inside, lane = GroupCommunicator(comm, own), own.index(comm.rank)
+        local_ranks = next(ranks for ranks in machines if comm.rank in ranks)
+        inside, lane = GroupCommunicator(comm, local_ranks), local_ranks.index(comm.rank)
         lanes = min(map(len, machines))
-        parts = partition(buffer.size, lanes) + [slice(0, 0)] * (len(own) - lanes)
+        parts = partition(buffer.size, lanes) + [slice(0, 0)] * (len(local_ranks) - lanes)
         given = buffer if source is None else source
         if inside.size == 1 and source is not None:
             np.copyto(buffer, source)

@@ -38,15 +38,15 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
                 kept = (middle, end) if upper else (first, middle)
                 given = (first, middle) if upper else (middle, end)
                 partner = rank_of(place ^ distance)
-                own = span(*kept)
+                target = span(*kept)
                 yield from exchange(
                     comm,
                     tag,
                     outgoing=span(*given),
                     destination=partner,
-                    target=own,
+                    target=target,
                     source=partner,
-                    own=own,
+                    own=target,
                     combine=combine,
                 )
                 (first, end), distance = kept, distance // 2

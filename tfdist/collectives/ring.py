@@ -36,8 +36,8 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
         if comm.size == 1:
             np.copyto(buffer, given)
         parts = partition(buffer.size, comm.size)
-        chunks, own = [buffer[part] for part in parts], [given[part] for part in parts]
-        yield from reduce_scatter_steps(comm, tag, own, chunks, combine)
+        chunks, inputs = [buffer[part] for part in parts], [given[part] for part in parts]
+        yield from reduce_scatter_steps(comm, tag, inputs, chunks, combine)
         yield from all_gather_steps(comm, tag, chunks, shift=1)
 
     return schedule
@@ -46,7 +46,7 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
 def reduce_scatter_steps(
     comm: Communicator,
     tag: int,
-    own: Sequence[np.ndarray],
+    inputs: Sequence[np.ndarray],
     chunks: Sequence[np.ndarray],
     combine: np.ufunc,
     shift: int = 0,
@@ -56,15 +56,15 @@ def reduce_scatter_steps(
     Args:
         comm: the communicator.
         tag: the collective's tag.
-        own: this rank's vector, cut into a chunk per rank; only read.
-        chunks: receive the combinations, cut in the same way; may be ``own``.
+        inputs: this rank's vector, cut into a chunk per rank; only read.
+        chunks: receive the combinations, cut in the same way; may be ``inputs``.
         combine: a commutative and associative NumPy ufunc of two arguments.
         shift: selects the chunk that is left on each rank.
     """
     for step in range(comm.size - 1):
-        outgoing = (chunks if step else own)[(comm.rank + shift - step) % comm.size]
+        outgoing = (chunks if step else inputs)[(comm.rank + shift - step) % comm.size]
         place = (comm.rank + shift - step - 1) % comm.size
-        yield from _pass_on(comm, tag, outgoing, chunks[place], own[place], combine)
+        yield from _pass_on(comm, tag, outgoing, chunks[place], inputs[place], combine)
 
 
 def all_gather_steps(comm: Communicator, tag: int, chunks: Sequence[np.ndarray], shift: int = 0) -> Schedule:

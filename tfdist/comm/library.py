@@ -75,9 +75,9 @@ class LibraryCollectives:
 
 def _operate(combine: np.ufunc, dtype: np.dtype) -> Any:
     def operate(given: Any, both: Any, datatype: Any) -> None:
-        own, result = np.frombuffer(given, dtype), np.frombuffer(both, dtype)
+        operand, result = np.frombuffer(given, dtype), np.frombuffer(both, dtype)
         with np.errstate(all="ignore"):
-            combine(own, result, out=result)
+            combine(operand, result, out=result)
 
     return operate
 

@@ -16,10 +16,10 @@ _BYTES = 4096
 
 def agree(comm: Any, text: str) -> bool:
     """Returns whether every rank has the same text."""
-    own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-    everyone = np.empty((comm.Get_size(), own.size), np.uint8)
-    comm.Allgather(own, everyone)
-    return bool((everyone == own).all())
+    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+    everyone = np.empty((comm.Get_size(), digest.size), np.uint8)
+    comm.Allgather(digest, everyone)
+    return bool((everyone == digest).all())
 
 
 def broadcast(comm: Any, message: dict[str, Any]) -> dict[str, Any]:

@@ -180,21 +180,21 @@ def decide(offers: Sequence[Offer], findings: Sequence[Finding]) -> Sharing:
     """
     size = len(offers)
 
-    def reason(one: int, other: int) -> str | None:
+    def reason(rank: int, other: int) -> str | None:
         """Returns why two ranks of a machine share no memory; empty if they do, None on different machines."""
-        found = findings[one]["node"].get(str(other))
-        back = findings[other]["node"].get(str(one))
-        return None if found is None or back is None else found or back
+        finding = findings[rank]["node"].get(str(other))
+        back = findings[other]["node"].get(str(rank))
+        return None if finding is None or back is None else finding or back
 
-    nodes = partition(size, lambda one, other: reason(one, other) == "")
-    arenas = partition(size, lambda one, other: other in findings[one]["arena"] and one in findings[other]["arena"])
+    nodes = partition(size, lambda rank, other: reason(rank, other) == "")
+    arenas = partition(size, lambda rank, other: other in findings[rank]["arena"] and rank in findings[other]["arena"])
     known = all(offer["cells"] is not None for offer in offers)
     cells = [min(offers[other]["cells"] for other in range(size) if nodes[other] == node) for node in nodes if known]
     reasons: dict[tuple[int, int], tuple[int, int, str]] = {}
-    for one in range(size):
-        for other in range(one + 1, size):
-            if nodes[one] != nodes[other] and (why := reason(one, other)):
-                reasons.setdefault((nodes[one], nodes[other]), (one, other, why))
+    for rank in range(size):
+        for other in range(rank + 1, size):
+            if nodes[rank] != nodes[other] and (why := reason(rank, other)):
+                reasons.setdefault((nodes[rank], nodes[other]), (rank, other, why))
     return Sharing(
         tuple(nodes) if known else None, tuple(arenas), tuple(cells) if known else None, tuple(reasons.values())
     )
@@ -222,8 +222,8 @@ def read_memory(pid: int, address: int, token: bytes) -> str:
     """
     if not ptrace_is_free():
         return "reading another process's memory is restricted (kernel.yama.ptrace_scope)"
-    found = ctypes.create_string_buffer(len(token))
-    local = _Vector(ctypes.addressof(found), len(token))
+    buffer = ctypes.create_string_buffer(len(token))
+    local = _Vector(ctypes.addressof(buffer), len(token))
     remote = _Vector(address, len(token))
     try:
         read = ctypes.CDLL(None, use_errno=True).process_vm_readv
@@ -232,7 +232,7 @@ def read_memory(pid: int, address: int, token: bytes) -> str:
     read.restype = ctypes.c_ssize_t
     read.argtypes = [ctypes.c_int, _Pointer, ctypes.c_ulong, _Pointer, ctypes.c_ulong, ctypes.c_ulong]
     got = read(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
-    if got == len(token) and found.raw == token:
+    if got == len(token) and buffer.raw == token:
         return ""
     code = ctypes.get_errno()
     reason = os.strerror(code) if got < 0 else "the memory belongs to another process"

@@ -79,7 +79,7 @@ def all_reduce(tensors: Sequence[Compressed], vector: np.ndarray, out: np.ndarra
     memory.keep_freed()
     ends = np.cumsum([math.prod(tensor.state.shape or ()) for tensor in tensors])[:-1]
     pieces = zip(tensors, np.split(vector, ends), np.split(out, ends), strict=True)
-    return fuse_reductions([(tensor.begin(own, total), tensor.traffic) for tensor, own, total in pieces], choose)
+    return fuse_reductions([(tensor.begin(part, total), tensor.traffic) for tensor, part, total in pieces], choose)
 
 
 class Compressor:
@@ -156,7 +156,9 @@ class Compressor:
         # Identified by position too: the numbers in a path count the objects a process has built, and differ from run
         # to run. Only the end of a path is kept when a model is loaded: the names of a layer and of its variable.
         kind = re.sub(r"_\d+(?=/|$)", "", path).split("/")[-2:]
-        place = sum(one is not None and one.schedule.compresses == compresses for one in self._tensors.values())
+        place = sum(
+            tensor is not None and tensor.schedule.compresses == compresses for tensor in self._tensors.values()
+        )
         name = f"{'' if compresses else 'uncompressed '}{place} {'.'.join(kind)} {list(shape)}"
         state = State(name, self._rank, self._size, self._seed, shape)
         for kept, array in self._restored.pop(name, {}).items():
@@ -222,10 +224,10 @@ class Compressor:
         path = self.file(prefix)
         if not path.exists():
             others = f"{glob.escape(path.name.partition('.compression-')[0])}.compression-{self._part}0-of-*.npz"
-            if self._rank == 0 and (found := sorted(path.parent.glob(others))):
+            if self._rank == 0 and (matches := sorted(path.parent.glob(others))):
                 log.warning(
                     "tfdist: %s is not used: it was saved by another number of processes than the current %d",
-                    found[0],
+                    matches[0],
                     self._size,
                 )
             return 0

@@ -106,14 +106,14 @@ class ErrorFeedback(_Wrapper):
         with np.errstate(over="ignore"):
             residual += vector
         try:
-            total, own = yield from super().rounds(self._contracted(saturate(residual)), state)
+            total, payload = yield from super().rounds(self._contracted(saturate(residual)), state)
         except GeneratorExit:  # a vector of another rank was not finite: undo this step
             residual -= vector
             raise
         with np.errstate(over="ignore"):
-            self.method.unpack(own, residual, np.subtract)
+            self.method.unpack(payload, residual, np.subtract)
         saturate(residual)
-        return total, own
+        return total, payload
 
     def scalers(self, vector: np.ndarray, state: State) -> np.ndarray | None:
         """Returns the scalers of the vector and the residual; see `Method`."""

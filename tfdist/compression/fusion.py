@@ -110,8 +110,8 @@ def fuse_reductions(reductions: Sequence[tuple[Reduction, Traffic]], choose: Cho
                 places = [place for place, request in asked.items() if isinstance(request, kind)]
                 if not places:
                     continue
-                found = yield from collective([asked[place] for place in places], comm, tag, choose)
-                for place, (answer, sent_bytes) in zip(places, found, strict=True):
+                results = yield from collective([asked[place] for place in places], comm, tag, choose)
+                for place, (answer, sent_bytes) in zip(places, results, strict=True):
                     answers[place] = answer
                     reductions[place][1].sent_bytes += sent_bytes
             asked = _asked(reductions, answers)
@@ -142,7 +142,7 @@ def _combined(
         vector = _joined(list(vectors.values()))
         total = np.empty_like(vector)
         yield from ALGORITHMS[choose(total.nbytes)](total, combine, source=vector)(comm, tag)
-        answers.update(zip(vectors, _cut(total, [own.size for own in vectors.values()]), strict=True))
+        answers.update(zip(vectors, _cut(total, [part.size for part in vectors.values()]), strict=True))
     return [(answers[place], ring_bytes(answers[place].nbytes, comm.size)) for place in range(len(requests))]
 
 
@@ -153,7 +153,7 @@ def _exchange(requests: Sequence[ExchangeRequest], comm: Communicator, tag: int,
     sizes = [request.payloads[comm.rank].size for request in requests]
     answers = list(zip(*(_cut(payloads, sizes) for payloads in arrived), strict=True))
     sent = [sum(payload.size for payload in request.payloads) for request in requests]
-    return [(answer, total - own) for answer, total, own in zip(answers, sent, sizes, strict=True)]
+    return [(answer, total - size) for answer, total, size in zip(answers, sent, sizes, strict=True)]
 
 
 def _gather(requests: Sequence[GatherRequest], comm: Communicator, tag: int, choose: Chooser) -> Schedule:

@@ -57,13 +57,13 @@ class PowerSGD(LowRank):
         _, exponent = np.frexp(np.abs(total).max())
         directions, _ = np.linalg.qr(np.ldexp(total.reshape(rows, rank), -exponent))
         shift = _bits(rows**0.5 * state.size)
-        own = matrix.T @ np.ldexp(directions, -shift)
-        total = yield own.reshape(-1).copy()
-        total = total.reshape(own.shape)
+        product = matrix.T @ np.ldexp(directions, -shift)
+        total = yield product.reshape(-1).copy()
+        total = total.reshape(product.shape)
         # Scaled to 1, as only its directions matter; the product of two scales could overflow or underflow.
         state.arrays["factor"] = total / (np.abs(total).max() or 1)
         left = np.ldexp(directions, shift)
-        return pack_factors(left, total.T), pack_factors(left, own.T)
+        return pack_factors(left, total.T), pack_factors(left, product.T)
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
         """Encodes the vector of a single process; the body is that of `LowRank`. See `Method`."""

@@ -122,9 +122,9 @@ def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State)
         for part, payload in zip(parts, encoded, strict=True)
     ]
     arrived = yield ExchangeRequest([_filled_up(payload, size) for payload, size in zip(encoded, sizes, strict=True)])
-    own = parts[state.rank]
+    share = parts[state.rank]
     given = [payloads.without_filling(payload) for payload in arrived]
-    merged = method.merge(given, own.stop - own.start, dtype, state.part("sum"))
+    merged = method.merge(given, share.stop - share.start, dtype, state.part("sum"))
 
     def read(rank: int, payload: np.ndarray) -> None:
         _written(out[parts[rank]], dtype, functools.partial(method.decode, payloads.without_filling(payload)))

@@ -164,8 +164,8 @@ def _bytes_of(segment: slice) -> slice:
 def _majority(votes: Sequence[np.ndarray], tied: np.uint8) -> np.ndarray:
     """Returns the bits that are set in most of several bit arrays; those of ``tied`` in case of a tie."""
     if len(votes) == 2:
-        one, other = votes
-        return (one & other) | ((one ^ other) & tied)
+        first, second = votes
+        return (first & second) | ((first ^ second) & tied)
     count = np.zeros(8 * votes[0].size, np.int32)
     for bits in votes:
         count += np.unpackbits(bits)

@@ -31,7 +31,7 @@ def pack(indices: np.ndarray, total: int, *about: np.ndarray) -> np.ndarray:
     """
     coded = coding.encode(indices, total)
     length = np.frombuffer(_LENGTH.pack(len(coded)), np.uint8)
-    return np.concatenate([length, coded, *(np.ascontiguousarray(one).view(np.uint8) for one in about)])
+    return np.concatenate([length, coded, *(np.ascontiguousarray(array).view(np.uint8) for array in about)])
 
 
 def unpack(body: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
@@ -69,13 +69,13 @@ def scatter(out: np.ndarray, indices: np.ndarray, values: np.ndarray, combine: n
 
 def at_least(vector: np.ndarray, bound: float) -> np.ndarray:
     """Returns ascending indices (int64) of the elements whose magnitude is at least ``bound``."""
-    found = []
+    indices = []
     for segment in segments(vector.size):
         part = vector[segment]
         beyond = np.flatnonzero(np.abs(part) >= bound)
         if beyond.size:
-            found.append(beyond + segment.start)
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+            indices.append(beyond + segment.start)
+    return np.concatenate(indices) if indices else np.empty(0, np.int64)
 
 
 def largest(vector: np.ndarray, count: int) -> np.ndarray:

@@ -142,9 +142,9 @@ class RandomK(Method):
 
     def rounds(self, vector: np.ndarray, state: State) -> Generator[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
         """Sums the drawn elements over all ranks; see `Method`."""
-        own = self.pack(vector, state)
-        total = yield own[_HEAD.size :].view(vector.dtype).copy()
-        return np.concatenate([own[: _HEAD.size], total.view(np.uint8)]), own
+        payload = self.pack(vector, state)
+        total = yield payload[_HEAD.size :].view(vector.dtype).copy()
+        return np.concatenate([payload[: _HEAD.size], total.view(np.uint8)]), payload
 
     def pack(self, vector: np.ndarray, state: State) -> np.ndarray:
         """Encodes the drawn elements; the body is the indices' seed and count, and the values. See `Method`."""

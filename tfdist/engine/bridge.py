@@ -88,7 +88,7 @@ class _Sum:
         Args:
             elements: number of elements of all members together.
         """
-        return [elements] if len(self._tensors) == 1 else [one.shape.num_elements() for one in self._tensors]
+        return [elements] if len(self._tensors) == 1 else [tensor.shape.num_elements() for tensor in self._tensors]
 
     def unpacked(self, total: tf.Tensor) -> list[tf.Tensor]:
         """Splits a tensor like `packed` into the members' parts."""

@@ -142,8 +142,8 @@ def read(text: str) -> Calibration:
 def measure(group: ProcessGroup) -> Calibration:
     """Measures latency, bandwidth and the speed of combining. Call it on all ranks."""
     machines = by_machine(group.hosts)
-    own = next(ranks for ranks in machines if group.rank in ranks)
-    host = _level(group, own) if max(map(len, machines)) > 1 else TYPICAL.host
+    local_ranks = next(ranks for ranks in machines if group.rank in ranks)
+    host = _level(group, local_ranks) if max(map(len, machines)) > 1 else TYPICAL.host
     network = _level(group, [ranks[0] for ranks in machines]) if len(machines) > 1 else TYPICAL.network
     return Calibration(host, network, _slowest(group, _combining(group)), _slowest(group, _calling(group)))
 

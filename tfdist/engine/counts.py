@@ -55,11 +55,11 @@ class CountReducer:
             except StopIteration:
                 raise tf.errors.OutOfRangeError(None, None, "the epoch ends") from None
         key = call_site(kind, self._group.members)
-        found = host_call(
+        result = host_call(
             lambda given: to_tensor(function(key, to_array(given))), [numbers], tf.int64, f"tfdist_{kind}"
         )
-        found.set_shape(shape)
-        return found
+        result.set_shape(shape)
+        return result
 
     def _sum(self, key: str, numbers: np.ndarray, blocking: bool = False) -> np.ndarray:
         total = np.append(numbers, self._own())
@@ -71,8 +71,8 @@ class CountReducer:
 
     def _gather(self, key: str, numbers: np.ndarray, blocking: bool = True) -> np.ndarray:
         # Blocking also in a graph, because nothing else runs meanwhile: so a rank in another collective is found soon.
-        own = np.append(numbers, self._own())[np.newaxis]
-        rows, _ = self._run(key, operations.all_gather_rows(own), f"int64 {own.shape}", blocking)
+        row = np.append(numbers, self._own())[np.newaxis]
+        rows, _ = self._run(key, operations.all_gather_rows(row), f"int64 {row.shape}", blocking)
         self._learn(int(rows[:, -1].sum()))
         return np.ascontiguousarray(rows[:, :-1])
 

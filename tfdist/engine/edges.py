@@ -114,10 +114,10 @@ class Edges:
             ValueError: an edge is invalid; see `send` and `receive`.
             MismatchError: a received tensor has another shape than its spec.
         """
-        tensors = [tf.convert_to_tensor(one.tensor) for one in sent]
-        senders = [self._sender(one.destination, one.edge) for one in sent]
-        beginners = [self._beginner(one) for one in expected]
-        receivers = [self._receiver(one) for one in received]
+        tensors = [tf.convert_to_tensor(transfer.tensor) for transfer in sent]
+        senders = [self._sender(transfer.destination, transfer.edge) for transfer in sent]
+        beginners = [self._beginner(transfer) for transfer in expected]
+        receivers = [self._receiver(transfer) for transfer in received]
 
         def on_host(*values: tf.Tensor) -> list[tf.Tensor]:
             for post, value in zip(senders, values, strict=True):
@@ -128,11 +128,11 @@ class Edges:
 
         if tf.executing_eagerly():
             return on_host(*tensors)
-        dtypes = [one.spec.dtype for one in received]
-        found = host_call(on_host, tensors, dtypes, name="tfdist_edges") if dtypes or tensors or expected else []
-        for one, tensor in zip(received, found if dtypes else [], strict=True):
-            tensor.set_shape(one.spec.shape)
-        return list(found) if dtypes else []
+        dtypes = [transfer.spec.dtype for transfer in received]
+        results = host_call(on_host, tensors, dtypes, name="tfdist_edges") if dtypes or tensors or expected else []
+        for transfer, tensor in zip(received, results if dtypes else [], strict=True):
+            tensor.set_shape(transfer.spec.shape)
+        return list(results) if dtypes else []
 
     def _sender(self, destination: int, edge: str) -> Callable[[tf.Tensor], None]:
         """Returns a function that begins to send."""

@@ -117,8 +117,8 @@ class Exchange:
             The values that differ, by name: a list of all processes' values, in the order of the ranks.
         """
         hashes = [hashlib.blake2b(value.encode(), digest_size=8).digest() for value in facts.values()]
-        own = np.frombuffer(b"".join(hashes), np.int64)
-        everyone, _ = self._group.run(key, all_gather_rows(own[np.newaxis]), ", ".join(facts))
+        digests = np.frombuffer(b"".join(hashes), np.int64)
+        everyone, _ = self._group.run(key, all_gather_rows(digests[np.newaxis]), ", ".join(facts))
         names = [name for name, column in zip(facts, everyone.T, strict=True) if (column != column[0]).any()]
         if not names:
             return {}
@@ -167,15 +167,15 @@ class Exchange:
 
             if mean:
                 summing = Mean(array, self._group.size)
-                own = summing.finished(
+                result = summing.finished(
                     combined(key, summing.summed),
                     functools.partial(combined, f"{key}: once more, scaled"),
                     functools.partial(self._anywhere, f"{key}: overflow"),
                 )
             else:
-                own = combined(key, array.reshape(-1))
+                result = combined(key, array.reshape(-1))
             own_share = shares[self._group.rank]
-            return [own.reshape(own_share.stop - own_share.start, *array.shape[1:])]
+            return [result.reshape(own_share.stop - own_share.start, *array.shape[1:])]
 
         kind = f"reduce-scatter ({verb or ('mean' if mean else 'sum' if combine is np.add else combine.__name__)})"
         operands = [tensor] if rows is None else [tensor, tf.cast(rows, tf.int64)]
@@ -203,10 +203,10 @@ class Exchange:
                     f"in total; got {given_rows.tolist()}"
                 )
             taken_rows = np.zeros_like(given_rows)
-            ones = range(self._group.size)
+            ranks = range(self._group.size)
             self._group.run(
                 f"{key}: rows",
-                all_to_all([given_rows[r : r + 1] for r in ones], [taken_rows[r : r + 1] for r in ones]),
+                all_to_all([given_rows[r : r + 1] for r in ranks], [taken_rows[r : r + 1] for r in ranks]),
             )
             result = np.empty((int(taken_rows.sum()), *array.shape[1:]), array.dtype)
             given = np.split(np.ascontiguousarray(array), np.cumsum(given_rows)[:-1])

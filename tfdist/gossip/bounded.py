@@ -51,12 +51,12 @@ class BoundedStalenessMixing(Mixing):
 
     def mix(self, values: Arrays) -> list[np.ndarray]:
         """Sends this process's weights, and mixes in those that have arrived; see `Mixing`."""
-        own = [np.array(value) for value in values]
-        self._own[self._round] = self._generation, own
-        message = self._message(MessageKind.WEIGHTS, own)
+        sent = [np.array(value) for value in values]
+        self._own[self._round] = self._generation, sent
+        message = self._message(MessageKind.WEIGHTS, sent)
         for rank in self._left:
             self._lines.send(rank, message)
-        new = [value.copy() for value in own]
+        new = [value.copy() for value in sent]
         for rank in self._left:
             self._hear(rank, new)
         self._round += 1
@@ -79,13 +79,13 @@ class BoundedStalenessMixing(Mixing):
 
     def _take(self, rank: int, message: GossipMessage, values: list[np.ndarray]) -> None:
         self._last[rank] = message.round
-        generation, own = self._own.get(message.round, (-1, []))
+        generation, sent = self._own.get(message.round, (-1, []))
         if not self._generation == generation == message.generation:
             return  # of a round that this process has not had, or of values that have been replaced
         age = self._round - message.round
         self.staleness[age] += 1
         weight = self._weights[rank] / (1 + age)
-        for value, theirs, ours in zip(values, like(message.parts, own), own, strict=True):
+        for value, theirs, ours in zip(values, like(message.parts, sent), sent, strict=True):
             value += (theirs - ours) * ours.dtype.type(weight)
 
     def _handle_late_message(self, rank: int, message: GossipMessage, values: list[np.ndarray]) -> None:

@@ -84,8 +84,8 @@ class Gossip(Course):
         new = list(values) if self._mixing is None else self._mixing.finish(values)
         samples, steps = progress.samples - self._last.samples, progress.step - self._last.step
         has_trained = samples > 0  # a step may find that there is no batch left
-        own = Attendance(samples, steps, 1, int(has_trained))
-        together = self._everyone.attend(own, blocking=True)
+        attendance = Attendance(samples, steps, 1, int(has_trained))
+        together = self._everyone.attend(attendance, blocking=True)
         if together.steps:
             weight = has_trained / together.average if together.average else 1 / self._size
             mean = self._everyone.finish(self._everyone.begin(range(len(new)), new, weight), blocking=True)
@@ -95,8 +95,8 @@ class Gossip(Course):
             new = [np.array(value) for value in mean]
         return RoundResult(self._everyone.furthest(progress.step), new, bool(together.steps))
 
-    def _measure(self, own: Sequence[np.ndarray], mean: Sequence[np.ndarray]) -> None:
-        squares = sum(_square(one - other) for one, other in zip(own, mean, strict=True))
+    def _measure(self, values: Sequence[np.ndarray], mean: Sequence[np.ndarray]) -> None:
+        squares = sum(_square(value - other) for value, other in zip(values, mean, strict=True))
         length = math.sqrt(sum(map(_square, mean)))
         away = math.sqrt(self._everyone.total(squares) / self._size)
         self.distance = away / length if length else away

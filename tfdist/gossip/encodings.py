@@ -71,13 +71,15 @@ class Plain(Encoding):
 
     def received(self, rank: int, parts: Arrays) -> None:
         """Keeps the neighbour's weights; see `Encoding`."""
-        self._of[rank] = [part.view(own.dtype).reshape(own.shape) for part, own in zip(parts, self._own, strict=True)]
+        self._of[rank] = [
+            part.view(value.dtype).reshape(value.shape) for part, value in zip(parts, self._own, strict=True)
+        ]
 
     def change(self, weights: Mapping[int, float]) -> list[np.ndarray]:
         """Returns the weighted sum of the differences; see `Encoding`."""
         return [
-            _weighted([self._of[rank][place] - own for rank in weights], list(weights.values()), own)
-            for place, own in enumerate(self._own)
+            _weighted([self._of[rank][place] - value for rank in weights], list(weights.values()), value)
+            for place, value in enumerate(self._own)
         ]
 
 
@@ -122,7 +124,7 @@ class Differences(Encoding):
         """Resets all copies to the common weights; see `Encoding`."""
         self._copies = {rank: [differences.base(value) for value in values] for rank in (self._rank, *ranks)}
         if not self._states:
-            self._states = [State(f"{place}", seed=self._rank, shape=one.shape) for place, one in enumerate(values)]
+            self._states = [State(f"{place}", seed=self._rank, shape=array.shape) for place, array in enumerate(values)]
 
     def _method(self, place: int) -> Method | None:
         schedule = self._schedules[place]
@@ -143,16 +145,16 @@ class Differences(Encoding):
         """Returns payloads and uncompressed weights, preceded by a part that says which variables are uncompressed."""
         self._like = list(values)
         self._round += 1
-        own = self._copies[self._rank]
+        copies = self._copies[self._rank]
         payloads: list[np.ndarray | None] = []
         for place, value in enumerate(values):
             method = self._method(place)
-            payload = None if method is None else differences.advance(method, value, own[place], self._states[place])
+            payload = None if method is None else differences.advance(method, value, copies[place], self._states[place])
             if payload is None:
-                own[place] = differences.base(value)
+                copies[place] = differences.base(value)
             payloads.append(payload)
         is_whole = np.array([payload is None for payload in payloads], np.uint8)
-        return [is_whole, *(own[place] if one is None else one for place, one in enumerate(payloads))]
+        return [is_whole, *(copies[place] if encoded is None else encoded for place, encoded in enumerate(payloads))]
 
     def received(self, rank: int, parts: Arrays) -> None:
         """Updates the copy of the neighbour's weights; see `Encoding`."""
@@ -166,14 +168,14 @@ class Differences(Encoding):
 
     def change(self, weights: Mapping[int, float]) -> list[np.ndarray]:
         """Returns the weighted sum of the copies' differences, times the rate; see `Encoding`."""
-        own = self._copies[self._rank]
-        found = []
+        copies = self._copies[self._rank]
+        changes = []
         for place, like in enumerate(self._like):
             rate = self._rate(place)
-            others = [self._copies[rank][place] - own[place] for rank in weights]
-            total = _weighted(others, [rate * weight for weight in weights.values()], own[place])
-            found.append(total.astype(like.dtype).reshape(like.shape))
-        return found
+            others = [self._copies[rank][place] - copies[place] for rank in weights]
+            total = _weighted(others, [rate * weight for weight in weights.values()], copies[place])
+            changes.append(total.astype(like.dtype).reshape(like.shape))
+        return changes
 
 
 def suitable_rate(method: Method, shape: tuple[int, ...]) -> float:

@@ -211,13 +211,13 @@ def as_topology(given: Any) -> Topology:
 
 def _weights(graph: Any) -> np.ndarray:
     if isinstance(graph, Mapping):
-        for one, others in graph.items():
+        for rank, others in graph.items():
             if isinstance(others, str) or not isinstance(others, Iterable):
-                raise ValueError(f"a mapping must list the neighbours of each rank; got {others!r} for rank {one}")
-        matrix = _adjacency(graph.keys(), ((one, other) for one, others in graph.items() for other in others))
+                raise ValueError(f"a mapping must list the neighbours of each rank; got {others!r} for rank {rank}")
+        matrix = _adjacency(graph.keys(), ((rank, other) for rank, others in graph.items() for other in others))
     elif hasattr(graph, "nodes") and hasattr(graph, "edges"):
         edges = list(graph.edges())
-        matrix = _adjacency(graph.nodes(), [*edges, *((other, one) for one, other in edges)])
+        matrix = _adjacency(graph.nodes(), [*edges, *((other, rank) for rank, other in edges)])
     else:
         try:
             matrix = np.asarray(graph, np.float64)
@@ -232,10 +232,10 @@ def _weights(graph: Any) -> np.ndarray:
         raise ValueError(f"a graph's matrix must have finite numbers of at least 0; got {matrix.tolist()}")
     one_way = np.argwhere(~np.isclose(matrix, matrix.T))
     if len(one_way):
-        one, other = one_way[0].tolist()
+        rank, other = one_way[0].tolist()
         raise ValueError(
-            f"two neighbours must give each other the same weight; got {matrix[one, other]:g} from rank {one} to "
-            f"{other}, and {matrix[other, one]:g} from {other} to {one}"
+            f"two neighbours must give each other the same weight; got {matrix[rank, other]:g} from rank {rank} to "
+            f"{other}, and {matrix[other, rank]:g} from {other} to {rank}"
         )
     if np.isin(matrix, (0, 1)).all():
         links = matrix.astype(bool) & ~np.eye(len(matrix), dtype=bool)
@@ -253,10 +253,10 @@ def _adjacency(nodes: Iterable[Any], links: Iterable[tuple[Any, Any]]) -> np.nda
     if ranks != list(range(len(ranks))):
         raise ValueError(f"a graph's nodes must be the ranks from 0 on, without a gap; got {ranks}")
     matrix = np.zeros([len(ranks), len(ranks)])
-    for one, other in links:
+    for rank, other in links:
         if other not in ranks:
-            raise ValueError(f"rank {one} has the neighbour {other!r}, which is not a rank of the graph")
-        matrix[one, other] = 1
+            raise ValueError(f"rank {rank} has the neighbour {other!r}, which is not a rank of the graph")
+        matrix[rank, other] = 1
     return matrix
 
 

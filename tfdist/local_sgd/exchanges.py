@@ -52,12 +52,12 @@ class PendingSum:
 
     def arrays(self) -> list[np.ndarray]:
         """Returns the sums, once all transfers are complete."""
-        found: dict[int, np.ndarray] = {}
+        sums: dict[int, np.ndarray] = {}
         for _, places, buffer in self.pending:
             sizes = [int(np.prod(self._shapes[place])) for place in places]
             for place, part in zip(places, np.split(buffer, np.cumsum(sizes)[:-1]), strict=True):
-                found[place] = part.reshape(self._shapes[place])
-        return [found[place] for place in range(len(self._shapes))]
+                sums[place] = part.reshape(self._shapes[place])
+        return [sums[place] for place in range(len(self._shapes))]
 
 
 class Exchanges:
@@ -78,14 +78,14 @@ class Exchanges:
         self._names = names
         self._compressor = compressor
 
-    def attend(self, own: Attendance, blocking: bool) -> Attendance:
+    def attend(self, attendance: Attendance, blocking: bool) -> Attendance:
         """Adds up what all processes bring to the next exchange; all of them call it.
 
         Args:
-            own: what this process brings.
+            attendance: what this process brings.
             blocking: whether this process does nothing else meanwhile, as in `tfdist.engine.engine.Engine.wait`.
         """
-        return Attendance(*self._together(np.array(own, np.int64), np.add, "participants of a round", blocking))
+        return Attendance(*self._together(np.array(attendance, np.int64), np.add, "participants of a round", blocking))
 
     def furthest(self, step: int) -> int:
         """Returns the largest number of steps of any process; all call it, and do nothing else meanwhile.
@@ -103,10 +103,12 @@ class Exchanges:
         """
         return self._together(np.array([value], np.float64), np.add, "a sum", blocking=True)[0]
 
-    def _together(self, own: np.ndarray, combine: np.ufunc, what: str, blocking: bool) -> list[Any]:
-        total = self._group.take(own.nbytes).view(own.dtype)
-        plan = operations.all_reduce(total, self._group.choose(own.nbytes), combine, own)
-        pending = self._group.post(f"{self._name}: {what}", plan, f"{own.dtype.name} {own.shape}", overlaps=False)
+    def _together(self, numbers: np.ndarray, combine: np.ufunc, what: str, blocking: bool) -> list[Any]:
+        total = self._group.take(numbers.nbytes).view(numbers.dtype)
+        plan = operations.all_reduce(total, self._group.choose(numbers.nbytes), combine, numbers)
+        pending = self._group.post(
+            f"{self._name}: {what}", plan, f"{numbers.dtype.name} {numbers.shape}", overlaps=False
+        )
         self._group.wait(pending, blocking)
         return total.tolist()
 
@@ -131,7 +133,7 @@ class Exchanges:
             key = f"{self._name}: {'compressed ' if compresses else ''}{dtype} of variable {places[members[0]]}"
             plan: Plan | Operation
             if compresses:
-                chosen = [one for one in (how[member] for member in members) if one is not None]
+                chosen = [tensor for tensor in (how[member] for member in members) if tensor is not None]
                 plan = compressor.all_reduce(chosen, vector, total, self._group.choose_in_turn)
             else:
                 plan = operations.all_reduce(total, self._group.choose(vector.nbytes))
@@ -159,9 +161,9 @@ class Exchanges:
 class SingleProcessExchanges:
     """Replaces `Exchanges` in a process that trains alone."""
 
-    def attend(self, own: Attendance, blocking: bool) -> Attendance:
+    def attend(self, attendance: Attendance, blocking: bool) -> Attendance:
         """Returns what this process brings."""
-        return own
+        return attendance
 
     def furthest(self, step: int) -> int:
         """Returns the number of steps of this process."""

@@ -114,7 +114,7 @@ class Rounds(Course):
     @property
     def rules(self) -> list[tuple[Rule, list[np.ndarray]]]:
         """The rule of each fragment, with its values in the centre."""
-        return [(one.rule, [self.centre[place] for place in one.places]) for one in self._fragments]
+        return [(fragment.rule, [self.centre[place] for place in fragment.places]) for fragment in self._fragments]
 
     def places(self, what: int) -> list[int]:
         """Returns the indices of a fragment's values, or of all values; see `Course`."""
@@ -128,7 +128,9 @@ class Rounds(Course):
         self.centre[place] = np.array(value)
         self._assigned[place] = progress.step
         for fragment in self._fragments:  # a fragment that is assigned as a whole has nothing to exchange
-            if place in fragment.places and all(self._assigned.get(one) == progress.step for one in fragment.places):
+            if place in fragment.places and all(
+                self._assigned.get(index) == progress.step for index in fragment.places
+            ):
                 fragment.last = progress
 
     def begin_anew(self, progress: Progress) -> Turn:
@@ -226,8 +228,8 @@ class Rounds(Course):
         changes = self._under_way is not None
         new = list(values)
 
-        def assign(places: Iterable[int], found: Iterable[np.ndarray]) -> None:
-            for place, value in zip(places, found, strict=True):
+        def assign(places: Iterable[int], results: Iterable[np.ndarray]) -> None:
+            for place, value in zip(places, results, strict=True):
                 new[place] = value
 
         if self._under_way is not None:
@@ -244,8 +246,8 @@ class Rounds(Course):
                 continue
             if together.steps:
                 places = self.places(self._next)
-                own = [new[place] for place in places]
-                assign(places, self._exchanged(fragment, progress, together, own, blocking=True))
+                current = [new[place] for place in places]
+                assign(places, self._exchanged(fragment, progress, together, current, blocking=True))
             self._next = (self._next + 1) % self.fragments
         self._next = 0
         return RoundResult(self._plain.furthest(progress.step), new, changes)
@@ -256,8 +258,8 @@ class Rounds(Course):
         self, fragment: _Fragment, progress: Progress, ended: bool = False, averages: bool = False
     ) -> Attendance:
         samples, steps = progress.samples - fragment.last.samples, progress.step - fragment.last.step
-        own = Attendance(samples, steps, int(ended), int(averages), self._wishes.own())
-        together = self._plain.attend(own, blocking=ended)
+        attendance = Attendance(samples, steps, int(ended), int(averages), self._wishes.own())
+        together = self._plain.attend(attendance, blocking=ended)
         self._wishes.learn(together.wishes)
         return together
 
@@ -285,13 +287,13 @@ class Rounds(Course):
             return [np.array(value) for value in values]
         before = [self.centre[place] for place in fragment.places]
         centre = fragment.rule.centre(before, self._exchanges.finish(begun, blocking))
-        own = fragment.rule.own(values, before, centre)
+        weights = fragment.rule.own(values, before, centre)
         for index, place in enumerate(fragment.places):
             if place in self._assigned:  # during the exchange, which was of the value before the assignment
-                own[index] = np.array(values[index])
+                weights[index] = np.array(values[index])
             else:
                 self.centre[place] = np.asarray(centre[index])
-        return [np.asarray(one) for one in own]
+        return [np.asarray(array) for array in weights]
 
     def _exchanged(
         self,
@@ -301,11 +303,11 @@ class Rounds(Course):
         values: Sequence[np.ndarray],
         blocking: bool = False,
     ) -> list[np.ndarray]:
-        own, slots = values[: len(fragment.places)], values[len(fragment.places) :]
+        parameters, slots = values[: len(fragment.places)], values[len(fragment.places) :]
         weight = self._weight(fragment, progress, together)
-        self._under_way = fragment, self._begun(fragment, progress, together, own)
+        self._under_way = fragment, self._begun(fragment, progress, together, parameters)
         averaged = self._plain.begin(self._slots, slots, weight) if slots else None
-        new = self._ended(own, blocking)
+        new = self._ended(parameters, blocking)
         return new if averaged is None else [*new, *self._plain.finish(averaged, blocking)]
 
     def _averaged(
@@ -315,10 +317,10 @@ class Rounds(Course):
         for fragment in self._fragments:
             fragment.last = progress
         begun = self._plain.begin(range(len(values)), values, weight)
-        found = [np.array(one) for one in self._plain.finish(begun, blocking)]
+        means = [np.array(mean) for mean in self._plain.finish(begun, blocking)]
         for place in range(len(self.centre)):
-            self.centre[place] = found[place].copy()
-        return found
+            self.centre[place] = means[place].copy()
+        return means
 
 
 class LocalSGD(Courses):

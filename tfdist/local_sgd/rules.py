@@ -102,12 +102,12 @@ class Averaging(Rule):
 
     def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
         """Returns c + m; see `Rule`."""
-        return [one + change for one, change in zip(before, mean, strict=True)]
+        return [value + change for value, change in zip(before, mean, strict=True)]
 
     def own(self, own: Arrays, before: Arrays, centre: Arrays) -> list[np.ndarray]:
         """Returns the weights mixed with the new centre; see `Rule`."""
         if not self.mix:
-            return [one.copy() for one in centre]
+            return [value.copy() for value in centre]
         return [_between(x, c, self.mix) for x, c in zip(own, centre, strict=True)]
 
 
@@ -153,14 +153,14 @@ class Outer(Averaging):
 
     def _moved(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
         copy = self._copy or self._begin(before)
-        for variable, one in zip(self._variables, before, strict=True):
-            variable.assign(one)
+        for variable, value in zip(self._variables, before, strict=True):
+            variable.assign(value)
         copy.apply([keras.ops.convert_to_tensor(-change) for change in mean], self._variables)
         return [np.array(variable.value.numpy()) for variable in self._variables]
 
     def _begin(self, like: Arrays) -> keras.optimizers.Optimizer:
         self._copy = type(self._optimizer).from_config(self._optimizer.get_config())
-        self._variables = [keras.Variable(one, dtype=one.dtype.name) for one in like]
+        self._variables = [keras.Variable(value, dtype=value.dtype.name) for value in like]
         self._copy.build(self._variables)
         return self._copy
 
@@ -173,13 +173,13 @@ class Outer(Averaging):
 
         def restore() -> None:
             variables = (self._copy or self._begin(like)).variables
-            own = [np.array(variable.value.numpy()) for variable in variables]
-            expected, found = [one.shape for one in own], [one.shape for one in state]
-            if found != expected:
-                raise ValueError(f"the outer optimizer has variables of the shapes {expected}; got {found}")
-            for variable, value, one in zip(variables, state, own, strict=True):
+            current = [np.array(variable.value.numpy()) for variable in variables]
+            expected, shapes = [array.shape for array in current], [array.shape for array in state]
+            if shapes != expected:
+                raise ValueError(f"the outer optimizer has variables of the shapes {expected}; got {shapes}")
+            for variable, value, array in zip(variables, state, current, strict=True):
                 # Files store dtypes that NumPy does not know, such as bfloat16, as raw bytes.
-                variable.assign(value.view(one.dtype) if value.dtype.kind == "V" else value)
+                variable.assign(value.view(array.dtype) if value.dtype.kind == "V" else value)
 
         if state:
             with ThreadPoolExecutor(1) as thread:  # as in `centre`
@@ -220,27 +220,27 @@ class Elastic(Rule):
 
     def centre(self, before: Arrays, mean: Arrays) -> list[np.ndarray]:
         """Returns c + β m; see `Rule`."""
-        return [one + _times(change, self._moving_rate) for one, change in zip(before, mean, strict=True)]
+        return [value + _times(change, self._moving_rate) for value, change in zip(before, mean, strict=True)]
 
     def own(self, own: Arrays, before: Arrays, centre: Arrays) -> list[np.ndarray]:
         """Returns x + β / P (c − x); see `Rule`."""
         return [pulled(x, c, self._pull) for x, c in zip(own, before, strict=True)]
 
 
-def pulled(own: np.ndarray, centre: np.ndarray, pull: float) -> np.ndarray:
+def pulled(weights: np.ndarray, centre: np.ndarray, pull: float) -> np.ndarray:
     """Where a process goes on that is tied to a centre by a spring, in elastic averaging.
 
     Args:
-        own: the weights of the process, x; only read.
+        weights: the weights of the process, x; only read.
         centre: the weights of the centre, c; only read.
         pull: share of their distance by which the process moves towards the centre, from 0 to 1.
     """
-    return _between(own, centre, 1 - pull)
+    return _between(weights, centre, 1 - pull)
 
 
-def _between(one: np.ndarray, other: np.ndarray, share: float) -> np.ndarray:
+def _between(array: np.ndarray, other: np.ndarray, share: float) -> np.ndarray:
     """Returns ``share`` of one array plus the rest of the other."""
-    return other + _times(one - other, share)
+    return other + _times(array - other, share)
 
 
 def _times(array: np.ndarray, factor: float) -> np.ndarray:

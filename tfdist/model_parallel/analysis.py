@@ -56,15 +56,15 @@ class Analysis(CallGraph):
         console.print(
             f"Work W = {short(self.work)}FLOPs, depth D = {short(self.depth)}FLOPs, W/D = {self.parallelism:.2f}"
         )
-        for one in self.branches:
-            begin = "the inputs" if one.begin is None else one.begin
+        for branches in self.branches:
+            begin = "the inputs" if branches.begin is None else branches.begin
             parts = ", ".join(
                 f"{part[0]}{f' … {part[-1]}' * (len(part) > 1)} ({short(cost)}FLOPs)"
-                for part, cost in zip(one.parts, one.flops, strict=True)
+                for part, cost in zip(branches.parts, branches.flops, strict=True)
             )
             console.print(
-                f"Side by side from {begin} to {one.end}: {parts}. On separate devices they save "
-                f"{one.gain / self.work:.0%} of the work."
+                f"Side by side from {begin} to {branches.end}: {parts}. On separate devices they save "
+                f"{branches.gain / self.work:.0%} of the work."
                 if self.work
                 else f"Side by side: {parts}"
             )
@@ -152,9 +152,9 @@ def _traced(model_calls: ModelCalls, call: ModelCall, shapes: Mapping[int, tf.Te
 
     @tf.function
     def run(*values: tf.Tensor) -> Any:
-        found = dict(zip(keys, values, strict=True))
-        model_calls.run([call], found)
-        return [found[key] for key in call.outputs]
+        tensors = dict(zip(keys, values, strict=True))
+        model_calls.run([call], tensors)
+        return [tensors[key] for key in call.outputs]
 
     specs = [tf.TensorSpec(shapes[key], model_calls.tensors[key].dtype) for key in keys]
     try:

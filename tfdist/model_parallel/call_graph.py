@@ -88,11 +88,11 @@ class CallGraph:
     def branches(self) -> tuple[Branches, ...]:
         """Branches that could run side by side, by falling gain."""
         dominators = self._dominators()
-        found = []
+        candidates = []
         for place, call in enumerate(self.calls):
-            if len(set(call.inputs)) > 1 and (one := self._branches_into(place, dominators[place])) is not None:
-                found.append(one)
-        return tuple(sorted(found, key=lambda one: -one.gain))
+            if len(set(call.inputs)) > 1 and (branches := self._branches_into(place, dominators[place])) is not None:
+                candidates.append(branches)
+        return tuple(sorted(candidates, key=lambda branches: -branches.gain))
 
     def _longest_path(self) -> list[int]:
         costs: list[int] = []
@@ -110,7 +110,7 @@ class CallGraph:
 
     def _dominators(self) -> list[int | None]:
         """Returns for each call the last call that all paths to it from the inputs pass; None if there is none."""
-        found: list[int | None] = []
+        dominators: list[int | None] = []
         levels: list[int] = []
         for call in self.calls:
             common: int | None = None
@@ -121,12 +121,12 @@ class CallGraph:
                     continue
                 while common != other:
                     if common is None or (other is not None and levels[other] > levels[common]):
-                        other = None if other is None else found[other]
+                        other = None if other is None else dominators[other]
                     else:
-                        common = found[common]
-            found.append(common)
+                        common = dominators[common]
+            dominators.append(common)
             levels.append(0 if common is None else levels[common] + 1)
-        return found
+        return dominators
 
     def _branches_into(self, place: int, begin: int | None) -> Branches | None:
         """Returns the branches that meet in a call; None if fewer than two are independent."""
@@ -141,16 +141,16 @@ class CallGraph:
             parts.append(part)
         if len(parts) < 2:
             return None
-        names = tuple(tuple(self.calls[one].name for one in sorted(part)) for part in parts)
-        costs = tuple(sum(self.calls[one].flops for one in part) for part in parts)
+        names = tuple(tuple(self.calls[number].name for number in sorted(part)) for part in parts)
+        costs = tuple(sum(self.calls[number].flops for number in part) for part in parts)
         return Branches(None if begin is None else self.calls[begin].name, self.calls[place].name, names, costs)
 
     def _between(self, begin: int | None, end: int) -> set[int]:
         """Returns the calls on the paths from one call to another, including the last one."""
-        found, left = set(), [end]
+        reached, left = set(), [end]
         while left:
             place = left.pop()
-            if place != begin and place not in found:
-                found.add(place)
+            if place != begin and place not in reached:
+                reached.add(place)
                 left.extend(self.calls[place].inputs)
-        return found
+        return reached

@@ -42,13 +42,13 @@ def _of_batch(shape: Any, batch_size: int, open_size: int | None) -> tf.TensorSh
 
 def _traced(model_calls: ModelCalls, inputs: dict[int, tf.TensorShape]) -> dict[int, tf.TensorShape]:
     """Traces the calls, and returns the shapes of their tensors."""
-    found: dict[int, tf.TensorShape] = {}
+    shapes: dict[int, tf.TensorShape] = {}
 
     @tf.function(autograph=False)
     def run(*values: Any) -> None:
         made = dict(zip(inputs, values, strict=True))
         model_calls.run(model_calls.calls, made)
-        found.update({key: value.shape for key, value in made.items()})
+        shapes.update({key: value.shape for key, value in made.items()})
 
     try:
         run.get_concrete_function(
@@ -56,4 +56,4 @@ def _traced(model_calls: ModelCalls, inputs: dict[int, tf.TensorShape]) -> dict[
         )
     finally:
         clear_losses(model_calls.calls)
-    return found
+    return shapes

@@ -60,11 +60,11 @@ def positions(graph: CallGraph) -> list[tuple[int, int]]:
     """
     rows: list[int] = []
     taken: dict[int, int] = {}
-    found = []
+    cells = []
     for call in graph.calls:
         row = 1 + max((rows[place] for place in call.inputs), default=-1)
         rows.append(row)
         column = taken.get(row, 0)
         taken[row] = column + 1
-        found.append((column, row))
-    return found
+        cells.append((column, row))
+    return cells

@@ -49,13 +49,13 @@ def flops(graph: Any) -> int:
 def _needed(graph: Any) -> list[Any]:
     """Returns the operations that outputs need; Keras makes others to learn shapes."""
     left = [tensor.op for tensor in graph.outputs] + list(graph.control_outputs)
-    found: dict[str, Any] = {}
+    needed: dict[str, Any] = {}
     while left:
         operation = left.pop()
-        if operation.name not in found:
-            found[operation.name] = operation
+        if operation.name not in needed:
+            needed[operation.name] = operation
             left += [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
-    return list(found.values())
+    return list(needed.values())
 
 
 def _operation_flops(operation: Any) -> int:
@@ -96,12 +96,12 @@ def _static(tensor: Any) -> Any:
     operation = tensor.op
     if value is not None or operation.type not in ("StridedSlice", "Max", "Minimum", "Cast", "Identity"):
         return value
-    inputs = [_static(one) for one in operation.inputs]
-    if any(one is None for one in inputs):
+    inputs = [_static(operand) for operand in operation.inputs]
+    if any(operand is None for operand in inputs):
         return None
     match operation.type:
         case "StridedSlice":
-            begin, _, strides = (one.tolist() for one in inputs[1:])
+            begin, _, strides = (operand.tolist() for operand in inputs[1:])
             if operation.get_attr("shrink_axis_mask") != 1 or strides != [1]:
                 return None
             return inputs[0][begin[0]]
@@ -119,7 +119,7 @@ def _function(operation: Any, attribute: str) -> Any:
 
 def _branches(operation: Any) -> Iterator[Any]:
     if "branches" in operation.node_def.attr:
-        names = [one.name for one in operation.get_attr("branches")]
+        names = [branch.name for branch in operation.get_attr("branches")]
     else:
         names = [operation.get_attr(attribute).name for attribute in ("then_branch", "else_branch")]
     return (_graph(operation, name) for name in names)

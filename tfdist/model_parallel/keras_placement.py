@@ -106,9 +106,9 @@ def is_placed(model: Any) -> bool:
         model: a Keras model.
     """
     layers = models.layers_of(model)
-    if any(getattr(one, DEVICES, None) for one in layers):
+    if any(getattr(model_layer, DEVICES, None) for model_layer in layers):
         return True
-    parts = [models.graph_of(one) for one in layers]
+    parts = [models.graph_of(model_layer) for model_layer in layers]
     return any(device_of(node) for part in parts if isinstance(part, function.Function) for node in nodes_of(part))
 
 
@@ -172,8 +172,8 @@ def _on_devices(original: Callable[..., Any]) -> Callable[..., Any]:
             raise ValueError(_NOT_BY_XLA.format(getattr(self, "name", "that is compiled")))
         # Keras tells which operation runs, but not which call of it. The calls of one operation run in their order.
         calls: collections.defaultdict[int, collections.deque[str | None]] = collections.defaultdict(collections.deque)
-        for one in nodes:
-            calls[id(one.operation)].append(device_of(one))
+        for call_node in nodes:
+            calls[id(call_node.operation)].append(device_of(call_node))
 
         def on_its_device(operation: Any) -> Any:
             left = calls[id(operation)]
@@ -196,9 +196,9 @@ def _on_devices(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _track_cloned_node(original: Callable[..., Any]) -> Callable[..., Any]:
     def find_nodes_by_inputs_and_outputs(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        for one in original(*args, **kwargs):
-            _calls.cloned = one
-            yield one
+        for cloned in original(*args, **kwargs):
+            _calls.cloned = cloned
+            yield cloned
 
     return find_nodes_by_inputs_and_outputs
 
@@ -238,8 +238,8 @@ def _in_the_scopes_of_layers(original: Callable[..., Any]) -> Callable[..., Any]
         graph = models.graph_of(self)
         if graph is not self:  # calls without a scope of their own run where the model is called
             devices = self.__dict__.get(DEVICES, {})
-            for one in nodes_of(graph):
-                setattr(one, DEVICE, devices.get(id(one.operation)))
+            for call_node in nodes_of(graph):
+                setattr(call_node, DEVICE, devices.get(id(call_node.operation)))
 
     return build
 

@@ -52,18 +52,18 @@ def install(of_call: Callable[[Any], str | None], call_next_on: Callable[[str | 
 
     def with_its_device(original: Callable[..., Any]) -> Callable[..., Any]:
         def serialize_node(node: Any, *args: Any, **kwargs: Any) -> Any:
-            found = original(node, *args, **kwargs)
-            if found is not None and (device := of_call(node)) is not None:
-                found[CALL] = device
-            return found
+            serialized = original(node, *args, **kwargs)
+            if serialized is not None and (device := of_call(node)) is not None:
+                serialized[CALL] = device
+            return serialized
 
         return serialize_node
 
     def on_its_device(original: Callable[..., Any]) -> Callable[..., Any]:
         def deserialize_node(node_data: Any, *args: Any, **kwargs: Any) -> Any:
-            found = original(node_data, *args, **kwargs)
+            arguments = original(node_data, *args, **kwargs)
             call_next_on(_here(node_data.get(CALL)) if isinstance(node_data, dict) else None)
-            return found
+            return arguments
 
         return deserialize_node
 
@@ -80,9 +80,9 @@ def device_of(variable: Any) -> str | None:
     Args:
         variable: a Keras variable that is being made.
     """
-    own = f"/{variable.path}"
+    full_path = f"/{variable.path}"
     for path, device in _loading.devices.items():  # wrappers build their layers alone, which shortens paths
-        if path != ALL and (own.endswith(f"/{path}") or f"/{path}".endswith(own)):
+        if path != ALL and (full_path.endswith(f"/{path}") or f"/{path}".endswith(full_path)):
             return device
     return _loading.devices.get(ALL)
 

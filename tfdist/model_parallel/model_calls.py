@@ -128,12 +128,12 @@ class ModelCalls:
                 inputs, outputs = map(self._key, node.input_tensors), map(self._new, node.outputs)
                 self.calls.append(ModelCall(node, name, tuple(inputs), tuple(outputs), device, training))
                 continue
-            for own, given in zip(models.inputs_of(inner), tree.flatten(node.arguments.args), strict=True):
-                self._equate(own, self._key(given))
+            for inner_tensor, given in zip(models.inputs_of(inner), tree.flatten(node.arguments.args), strict=True):
+                self._equate(inner_tensor, self._key(given))
             passed = node.arguments.kwargs.get("training")
             self._open(operation, inner, f"{name}/", device, training if passed is None else passed)
-            for own, made in zip(models.outputs_of(inner), node.outputs, strict=True):
-                self._equate(made, self._key(own))
+            for inner_tensor, made in zip(models.outputs_of(inner), node.outputs, strict=True):
+                self._equate(made, self._key(inner_tensor))
 
     def _new(self, tensor: Any) -> int:
         key = len(self.tensors)
@@ -166,7 +166,9 @@ def trainable_variables(layers: Iterable[Any]) -> list[Any]:
     Args:
         layers: layers, or operations, which have no variables.
     """
-    return list({id(one): one for layer in layers for one in getattr(layer, "trainable_variables", ())}.values())
+    return list(
+        {id(variable): variable for layer in layers for variable in getattr(layer, "trainable_variables", ())}.values()
+    )
 
 
 class _Frame(keras.Layer):
@@ -222,7 +224,7 @@ def _inside(node: Any) -> Any:
     passed = {name for name, value in kwargs.items() if value is not None}
     if "mask" in passed and len(args) == 1:
         pairs = zip(tree.flatten(args[0]), tree.flatten(kwargs["mask"]), strict=False)
-        if all(mask is backend.get_keras_mask(one) for one, mask in pairs):
+        if all(mask is backend.get_keras_mask(tensor) for tensor, mask in pairs):
             passed.remove("mask")  # the tensors themselves carry it
     if len(args) != 1 or passed - {"training"} or isinstance(kwargs.get("training"), backend.KerasTensor):
         return None
@@ -233,8 +235,8 @@ def _inside(node: Any) -> Any:
             return None
     given = tree.flatten(args[0])
     fits = all(
-        isinstance(one, backend.KerasTensor) and len(one.shape) == len(own.shape)
-        for one, own in zip(given, models.inputs_of(graph), strict=True)
+        isinstance(tensor, backend.KerasTensor) and len(tensor.shape) == len(expected.shape)
+        for tensor, expected in zip(given, models.inputs_of(graph), strict=True)
     )
     return graph if fits else None
 

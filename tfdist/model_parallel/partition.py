@@ -152,12 +152,12 @@ def partition(
         ends = split(weighs, count)
         costs = [sum(weighs[begin:end]) for begin, end in _ranges(ends)]
     placed_on = [None] * count if names is None else names
-    found = tuple(
+    parts = tuple(
         _stage(analysis, begin, end, device, cost)
         for (begin, end), device, cost in zip(_ranges(ends), placed_on, costs, strict=True)
     )
     made = model if names is None else _on_devices(model, model_calls, ends, names)
-    result = Partition(made, found, balance, batch_size)
+    result = Partition(made, parts, balance, batch_size)
     if verbose:
         print(result)
     return result
@@ -169,7 +169,7 @@ def _agreed(ends: list[int], costs: list[float]) -> tuple[list[int], list[float]
     if extended is None:
         return ends, costs
     numbers = extended.exchange.broadcast(tf.constant([*ends, *costs], tf.float64)).numpy().tolist()
-    return [int(one) for one in numbers[: len(ends)]], numbers[len(ends) :]
+    return [int(end) for end in numbers[: len(ends)]], numbers[len(ends) :]
 
 
 def _ranges(ends: Sequence[int]) -> list[tuple[int, int]]:
@@ -245,9 +245,9 @@ def _on_devices(model: Any, model_calls: ModelCalls, ends: list[int], devices: l
             return layer.__class__.from_config(layer.get_config())
 
     with contextlib.ExitStack() as stack:
-        for one, nodes in model_calls.graphs.values():
+        for owner, nodes in model_calls.graphs.values():
             devices_of_nodes = [of_nodes.get(id(node)) for node in nodes]
-            stack.enter_context(keras_placement.temporarily(one, nodes, devices_of_nodes))
+            stack.enter_context(keras_placement.temporarily(owner, nodes, devices_of_nodes))
         made = keras.models.clone_model(model, clone_function=copied)
     made.set_weights(model.get_weights())
     return made

@@ -44,27 +44,27 @@ def _seconds_of(model_calls: ModelCalls, begin: int, end: int, batch_size: int) 
     inputs, outputs = model_calls.sources(calls), model_calls.needed_of(begin, end)
     layers = {id(call.operation): call.operation for call in calls}.values()
     variables = trainable_variables(layers)
-    changed = [one for layer in layers for one in getattr(layer, "non_trainable_variables", ())]
-    weights = [one.value for one in variables]
+    changed = [variable for layer in layers for variable in getattr(layer, "non_trainable_variables", ())]
+    weights = [variable.value for variable in variables]
 
     @tf.function
     def step(*values: tf.Tensor) -> list[tf.Tensor]:
-        watched = [one for one in values if one.dtype.is_floating]
+        watched = [tensor for tensor in values if tensor.dtype.is_floating]
         with tf.GradientTape() as tape:
             tape.watch(watched)
-            found = dict(zip(inputs, values, strict=True))
-            model_calls.run(calls, found, training=True)
-            targets = [found[key] for key in outputs if found[key].dtype.is_floating]
+            tensors = dict(zip(inputs, values, strict=True))
+            model_calls.run(calls, tensors, training=True)
+            targets = [tensors[key] for key in outputs if tensors[key].dtype.is_floating]
         gradients = tape.gradient(targets, [*weights, *watched], unconnected_gradients="zero")
-        return [tf.convert_to_tensor(one)[:0] if one.shape.rank else one for one in [*gradients, *targets]]
+        return [tf.convert_to_tensor(tensor)[:0] if tensor.shape.rank else tensor for tensor in [*gradients, *targets]]
 
-    before = [np.copy(one.numpy()) for one in changed]
+    before = [np.copy(variable.numpy()) for variable in changed]
     try:
         return _median(step, [_random(model_calls.tensors[key], batch_size) for key in inputs])
     finally:
         clear_losses(calls)
-        for one, value in zip(changed, before, strict=True):
-            one.assign(value)
+        for variable, value in zip(changed, before, strict=True):
+            variable.assign(value)
 
 
 def _random(tensor: Any, batch_size: int) -> tf.Tensor:
@@ -80,8 +80,8 @@ def _median(step: Callable[..., Any], values: list[tf.Tensor]) -> float:
         begin = time.perf_counter()
         for _ in range(times):
             results = step(*values)
-        for one in results[:1]:
-            one.numpy()  # waits for a device that works asynchronously
+        for result in results[:1]:
+            result.numpy()  # waits for a device that works asynchronously
         return time.perf_counter() - begin
 
     run(2)  # traces, and lets TensorFlow optimize the graph

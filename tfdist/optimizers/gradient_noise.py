@@ -148,9 +148,9 @@ class GradientNoise(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the configuration, which contains that of the inner optimizer."""
-        own = ("name", "ratio", "structure", "stddev", "seed")
+        names = ("name", "ratio", "structure", "stddev", "seed")
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
-        return {"inner_optimizer": inner, **{name: getattr(self, name) for name in own}}
+        return {"inner_optimizer": inner, **{name: getattr(self, name) for name in names}}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> GradientNoise:
@@ -169,12 +169,12 @@ class GradientNoise(keras.optimizers.Optimizer):
 
     def _with_equal_noise(self, optimizer: Any, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Adds noise to sums of gradients, the same on all replicas."""
-        found = []
+        noisy = []
         for gradient, variable in zip(gradients, variables, strict=True):
             dense = tf.convert_to_tensor(gradient)
             noise = self.stddev * self._normal(optimizer, variable, 0)
-            found.append(dense + tf.cast(noise, dense.dtype))
-        return found
+            noisy.append(dense + tf.cast(noise, dense.dtype))
+        return noisy
 
     def _with_own_noise(
         self, optimizer: Any, gradients: list[Any], variables: Sequence[Any], squares: list[tf.Tensor]
@@ -182,15 +182,15 @@ class GradientNoise(keras.optimizers.Optimizer):
         """Adds a replica's own noise to its mean gradients, by the squared deviations of their parts."""
         steps, further = optimizer.gradient_accumulation_steps, (self.ratio or 1) - 1
         if self.structure == "trace":
-            trace = tf.add_n([tf.cast(one, tf.float64) for one in squares])
-            each = trace / sum(math.prod(one.shape) for one in variables)
-            squares = [tf.cast(each, one.dtype) for one in squares]
-        found = []
+            trace = tf.add_n([tf.cast(tensor, tf.float64) for tensor in squares])
+            each = trace / sum(math.prod(tensor.shape) for tensor in variables)
+            squares = [tf.cast(each, tensor.dtype) for tensor in squares]
+        noisy = []
         for gradient, variable, square in zip(gradients, variables, squares, strict=True):
             deviation = tf.sqrt(square * (further / (steps * (steps - 1))))
             noise = deviation * self._normal(optimizer, variable, _rank(optimizer))
-            found.append(gradient + tf.cast(noise, gradient.dtype))
-        return found
+            noisy.append(gradient + tf.cast(noise, gradient.dtype))
+        return noisy
 
     def _normal(self, optimizer: Any, variable: Any, rank: Any) -> tf.Tensor:
         """Draws normal random numbers for a variable, an update and a rank."""

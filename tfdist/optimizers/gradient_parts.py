@@ -53,34 +53,34 @@ class GradientParts:
         return type(self._optimizer)._backend_increment_gradient_accumulators(self._optimizer, grads, acc_grads)
 
     def _before_the_sum(self, grads: Any) -> Any:
-        means = [tf.convert_to_tensor(one) for one in grads]
+        means = [tf.convert_to_tensor(gradient) for gradient in grads]
         steps = self._optimizer.gradient_accumulation_steps
-        last = [steps * one - before for one, before in zip(means, self._before(), strict=True)]
+        last = [steps * gradient - before for gradient, before in zip(means, self._before(), strict=True)]
         changed = self._changed(means, self._variables, self._counted(last))
         return type(self._optimizer)._clip_gradients(self._optimizer, changed)
 
     def _before(self) -> list[tf.Tensor]:
         """Returns the sums of the earlier gradients of this update."""
         optimizer = self._optimizer
-        kept = [accumulated_by(optimizer)[place_of(optimizer, one)] for one in self._variables]
-        return [tf.convert_to_tensor(one.value) for one in kept]
+        kept = [accumulated_by(optimizer)[place_of(optimizer, variable)] for variable in self._variables]
+        return [tf.convert_to_tensor(variable.value) for variable in kept]
 
     def _counted(self, parts: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums of squared deviations including one more gradient, by Welford's method."""
-        optimizer, found = self._optimizer, []
+        optimizer, sums = self._optimizer, []
         number = tf.convert_to_tensor(apply_count(optimizer).value) % optimizer.gradient_accumulation_steps + 1
         for part, before, variable in zip(parts, self._before(), self._variables, strict=True):
             total = tf.convert_to_tensor(self._sums(variable).value)
-            one, earlier = tf.cast(number, total.dtype), tf.cast(tf.maximum(number - 1, 1), total.dtype)
+            count, earlier = tf.cast(number, total.dtype), tf.cast(tf.maximum(number - 1, 1), total.dtype)
             square = tf.square(tf.cast(part, total.dtype) - tf.cast(before, total.dtype) / earlier)
             square = square if total.shape.rank or not square.shape.rank else tf.reduce_sum(square)
-            found.append(tf.where(number > 1, total + square * (one - 1) / one, tf.zeros_like(total)))
-        return found
+            sums.append(tf.where(number > 1, total + square * (count - 1) / count, tf.zeros_like(total)))
+        return sums
 
 
 def _assign_all(strategy: Any, variables: list[Any], values: list[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
-        strategy.extended.update(variable, lambda one, new: one.assign(new), args=(value,), group=False)
+        strategy.extended.update(variable, lambda copy, new: copy.assign(new), args=(value,), group=False)
 
 
 def dtype_of_sums(variable: Any) -> tf.DType:

@@ -104,6 +104,6 @@ class DistributedGradientTape:
         Returns:
             Gradients in the structure of ``sources``; None for sources without a gradient, on all processes alike.
         """
-        own = self._tape.gradient(target, sources, *args, **kwargs)
+        gradients = self._tape.gradient(target, sources, *args, **kwargs)
         flat = tf.nest.flatten(sources)
-        return tf.nest.pack_sequence_as(sources, self._gradients.reduced(tf.nest.flatten(own), flat))
+        return tf.nest.pack_sequence_as(sources, self._gradients.reduced(tf.nest.flatten(gradients), flat))

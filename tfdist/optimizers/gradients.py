@@ -97,20 +97,20 @@ class GradientAverager:
         Returns:
             The sums or means, bitwise equal on all processes; for local variables each process's own gradients.
         """
-        found = list(gradients)
+        results = list(gradients)
         common: list[int] = []
         for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
                 continue
             if self.is_local(variable):
-                found[place] = self._of_local(gradient)
+                results[place] = self._of_local(gradient)
             else:
                 common.append(place)
-        own = self._clipping.clipped([self._densified(found[place]) for place in common])
+        clipped = self._clipping.clipped([self._densified(results[place]) for place in common])
         of_common = [variables[place] for place in common]
-        for place, total in zip(common, self._over_processes(own, of_common), strict=True):
-            found[place] = total
-        return found
+        for place, total in zip(common, self._over_processes(clipped, of_common), strict=True):
+            results[place] = total
+        return results
 
     def combined(self, values: Sequence[tf.Tensor], combine: np.ufunc) -> list[tf.Tensor]:
         """Combines values other than gradients over all processes.
@@ -140,8 +140,8 @@ class GradientAverager:
             )
         if self.norms is not None and values and self.averages:
             weight = tf.constant(1 / self._size, tf.float64)
-            own = [*values, self.norms.own(values, weight, is_weighed=False)]
-            *means, norms = self._sums.all_reduce(own, [*names, "norms of gradients"], mean=True, adaptive=False)
+            terms = [*values, self.norms.own(values, weight, is_weighed=False)]
+            *means, norms = self._sums.all_reduce(terms, [*names, "norms of gradients"], mean=True, adaptive=False)
             self.norms.add(means, norms, self._size * self.samples)
             return means
         if self.compressor is None:
@@ -163,24 +163,24 @@ class GradientAverager:
         dense = [place for place, value in enumerate(values) if not isinstance(value, tf.IndexedSlices)]
         if not dense:
             return self._sums.all_reduce(values, names, mean=self._average, adaptive=False)
-        found = list(values)
+        results = list(values)
 
         @tf.custom_gradient
         def totals(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Any]]]:
             inputs = list(values)
             for place, value in zip(dense, given, strict=True):
                 inputs[place] = value
-            found[:] = self._sums.all_reduce(inputs, names, mean=self._average, adaptive=False)
+            results[:] = self._sums.all_reduce(inputs, names, mean=self._average, adaptive=False)
 
             def gradient(*upstream: tf.Tensor) -> list[Any]:
                 of_dense = [f"the gradient of {names[place]}" for place in dense]
-                return self._differentiable([tf.convert_to_tensor(one) for one in upstream], of_dense)
+                return self._differentiable([tf.convert_to_tensor(tensor) for tensor in upstream], of_dense)
 
-            return [found[place] for place in dense], gradient
+            return [results[place] for place in dense], gradient
 
         for place, total in zip(dense, totals(*(values[place] for place in dense)), strict=True):
-            found[place] = total
-        return found
+            results[place] = total
+        return results
 
 
 def by_op(op: str | None, average: bool) -> tuple[bool, bool]:

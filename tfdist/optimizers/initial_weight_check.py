@@ -33,11 +33,11 @@ class InitialWeightCheck(keras.callbacks.Callback):
         if self._is_compared:
             return
         self._is_compared = True
-        common = [one for one in self.model.trainable_variables if not self._gradients.is_local(one)]
-        own = 0
+        common = [weight for weight in self.model.trainable_variables if not self._gradients.is_local(weight)]
+        checksum = 0
         for variable in common:
-            own = zlib.crc32(np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8).data, own)
-        everyone = Exchange(self._gradients.group).all_gather(tf.constant([own], tf.int64)).numpy()
+            checksum = zlib.crc32(np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8).data, checksum)
+        everyone = Exchange(self._gradients.group).all_gather(tf.constant([checksum], tf.int64)).numpy()
         if (everyone != everyone[0]).any():
             log.warning(
                 "tfdist: the processes begin to train with different weights, which will stay different, because "

@@ -46,8 +46,8 @@ def attach(optimizer: Any, gradients: GradientAverager) -> None:
             those that it gets later.
     """
     install()
-    for one in (optimizer, *getattr(optimizer, "optimizers", ())):
-        setattr(one, _ATTRIBUTE, gradients)
+    for target in (optimizer, *getattr(optimizer, "optimizers", ())):
+        setattr(target, _ATTRIBUTE, gradients)
 
 
 @Once
@@ -96,8 +96,8 @@ class Averaged(optimizer.OptimizerHooks):
         return tf.equal(self._gradients.combined([tf.cast(is_finite, tf.int32)], np.minimum)[0], 1)
 
 
-def _optimizer_hooks_of(one: Any) -> list[Averaged]:
-    gradients = gradients_of(one)
+def _optimizer_hooks_of(owner: Any) -> list[Averaged]:
+    gradients = gradients_of(owner)
     return [] if gradients is None else [Averaged(gradients)]
 
 

@@ -79,12 +79,12 @@ class LARS(keras.optimizers.Optimizer):
         """Updates one variable."""
         dense = tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
         ops, dtype = keras.ops, variable.dtype
-        own, dense, rate = (ops.cast(one, dtype) for one in (variable, dense, learning_rate))
+        weights, dense, rate = (ops.cast(tensor, dtype) for tensor in (variable, dense, learning_rate))
         if self._adapts(variable):
-            own_norm, norm = (ops.sqrt(ops.sum(ops.square(one))) for one in (own, dense))
-            trust = self.trust_coefficient * own_norm / (norm + self._decay * own_norm + self.epsilon)
-            rate *= ops.where(ops.logical_and(own_norm > 0, norm > 0), trust, ops.ones_like(trust))
-            dense += self._decay * own
+            weight_norm, norm = (ops.sqrt(ops.sum(ops.square(tensor))) for tensor in (weights, dense))
+            trust = self.trust_coefficient * weight_norm / (norm + self._decay * weight_norm + self.epsilon)
+            rate *= ops.where(ops.logical_and(weight_norm > 0, norm > 0), trust, ops.ones_like(trust))
+            dense += self._decay * weights
         momentum = self._momenta[place_of(self, variable)]
         step = self.momentum * ops.cast(momentum, dtype) + rate * dense
         self.assign(momentum, step)
@@ -96,5 +96,5 @@ class LARS(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the configuration with LARS's own arguments."""
-        own = ("momentum", "nesterov", "trust_coefficient", "epsilon", "exclude")
-        return {**super().get_config(), **{name: getattr(self, name) for name in own}, "weight_decay": self._decay}
+        names = ("momentum", "nesterov", "trust_coefficient", "epsilon", "exclude")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}, "weight_decay": self._decay}

@@ -34,11 +34,11 @@ class LocalClipping:
         Args:
             gradients: dense or sparse gradients.
         """
-        found = list(gradients)
+        clipped = list(gradients)
         if self.norm is not None:
-            found = [tf.clip_by_norm(one, self.norm) for one in found]
-        if self.global_norm is not None and found:
-            found, _ = tf.clip_by_global_norm(found, self.global_norm)
+            clipped = [tf.clip_by_norm(gradient, self.norm) for gradient in clipped]
+        if self.global_norm is not None and clipped:
+            clipped, _ = tf.clip_by_global_norm(clipped, self.global_norm)
         if self.value is not None:
-            found = [tf.clip_by_value(one, -self.value, self.value) for one in found]
-        return found
+            clipped = [tf.clip_by_value(gradient, -self.value, self.value) for gradient in clipped]
+        return clipped

@@ -70,7 +70,9 @@ class WorkerExchange(NamedTuple):
 
     def __str__(self) -> str:
         parts = zip(("→", "⇢", "⇒"), self, strict=True)
-        return " ".join(f"{one.result_of}{arrow}{one.destination}" for arrow, part in parts for one in part)
+        return " ".join(
+            f"{transfer.result_of}{arrow}{transfer.destination}" for arrow, part in parts for transfer in part
+        )
 
 
 Step = Action | WorkerExchange
@@ -86,11 +88,11 @@ def parse(text: str) -> Action:
     Raises:
         ValueError: ``text`` is not the notation of an action.
     """
-    found = _NOTATION.fullmatch(text.strip())
-    if found is None:
+    match = _NOTATION.fullmatch(text.strip())
+    if match is None:
         raise ValueError(
             f"expected an action such as '0F3': the stage, then F (forward), B (backward), I (backward of the inputs) "
             f"or W (backward of the weights), then the micro-batch; got {text!r}"
         )
-    stage, kind, micro_batch = found.groups()
+    stage, kind, micro_batch = match.groups()
     return Action(int(stage), ActionKind(kind), int(micro_batch))

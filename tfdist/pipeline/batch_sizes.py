@@ -28,7 +28,7 @@ def check(x: Any, batch_size: int | None, micro_batches: int, data: int = 1) -> 
     if size is None or size % parts == 0:
         return
     below = size // parts * parts
-    near = " and ".join(str(one) for one in (below, below + parts) if one)
+    near = " and ".join(str(multiple) for multiple in (below, below + parts) if multiple)
     fitting = [number for number in range(1, size + 1) if size % (number * data) == 0]
     advice = f"Batches of {near} samples do"
     if fitting:
@@ -43,9 +43,9 @@ def check(x: Any, batch_size: int | None, micro_batches: int, data: int = 1) -> 
 def _size(x: Any, batch_size: int | None) -> int | None:
     """Returns the number of samples of a full batch; None if it is unknown, or if no batch is full."""
     if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
-        specs = [one for one in tree.flatten(x.element_spec) if isinstance(one, tf.TensorSpec)]
+        specs = [leaf for leaf in tree.flatten(x.element_spec) if isinstance(leaf, tf.TensorSpec)]
         return specs[0].shape[0] if specs and specs[0].shape.rank else None
-    arrays = [one for one in tree.flatten(x) if getattr(one, "shape", None)]
+    arrays = [leaf for leaf in tree.flatten(x) if getattr(leaf, "shape", None)]
     if not arrays:
         return None
     size = _KERAS_DEFAULT if batch_size is None else batch_size

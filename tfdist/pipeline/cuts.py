@@ -41,7 +41,7 @@ def check(cuts: Any, stages: int) -> None:
         return
     if isinstance(cuts, Partition):
         made = len(cuts.stages)
-    elif isinstance(cuts, Sequence) and all(isinstance(one, str) for one in cuts):
+    elif isinstance(cuts, Sequence) and all(isinstance(cut, str) for cut in cuts):
         made = len(cuts) + 1
     else:
         raise TypeError(
@@ -70,14 +70,14 @@ def ends_of(calls: ModelCalls, stages: int, cuts: Cuts) -> list[int]:
     if isinstance(cuts, str):
         costs = _costs(calls, cuts)
         # A small cost for each call, so that calls without a cost are spread over the stages, too.
-        weighs = [float(bytes_kept(one) if cuts == "memory" else one.flops) for one in costs]
-        return split([one + 1e-6 * sum(weighs) / len(weighs) for one in weighs], stages)
+        weighs = [float(bytes_kept(cost) if cuts == "memory" else cost.flops) for cost in costs]
+        return split([cost + 1e-6 * sum(weighs) / len(weighs) for cost in weighs], stages)
     if isinstance(cuts, Partition):
-        found = [name for stage in cuts.stages for name in stage.calls]
-        if found != names:
+        planned = [name for stage in cuts.stages for name in stage.calls]
+        if planned != names:
             raise ValueError(
                 "PipelineStrategy(cuts=…): the partition was made for a model with other calls: it begins with "
-                f"{found[0]!r} and has {len(found)} calls, this model begins with {names[0]!r} and has {len(names)}"
+                f"{planned[0]!r} and has {len(planned)} calls, this model begins with {names[0]!r} and has {len(names)}"
             )
         return [sum(len(stage.calls) for stage in cuts.stages[: place + 1]) for place in range(stages)]
     begins = [_place(name, names) for name in cuts]

@@ -37,19 +37,19 @@ def divisors_of(
         ValueError: a mask of the model's outputs depends on weights.
     """
     noted: list[tf.Tensor] = []
-    parts = [*inputs, *(one for one in tree.flatten(data) if tf.is_tensor(one))]
+    parts = [*inputs, *(tensor for tensor in tree.flatten(data) if tf.is_tensor(tensor))]
 
     def trace(*tensors: tf.Tensor) -> list[tf.Tensor]:
         given = iter(tensors)
         own_inputs = [next(given) for _ in inputs]
-        own_data = tree.map_structure(lambda one: next(given) if tf.is_tensor(one) else one, data)
+        own_data = tree.map_structure(lambda leaf: next(given) if tf.is_tensor(leaf) else leaf, data)
         outputs = _standing_in(stages, own_inputs, own_data)
-        with backend.StatelessScope(), keras_losses.noting_divisors() as found:
+        with backend.StatelessScope(), keras_losses.noting_divisors() as divisors:
             loss(own_data, outputs)
-        noted.extend(found)
-        return list(found)
+        noted.extend(divisors)
+        return list(divisors)
 
-    function = tf.compat.v1.wrap_function(trace, [tf.type_spec_from_value(one) for one in parts])
+    function = tf.compat.v1.wrap_function(trace, [tf.type_spec_from_value(tensor) for tensor in parts])
     return list(function(*parts)) if noted else []
 
 
@@ -78,15 +78,15 @@ def _standing_in(stages: Stages, inputs: Sequence[tf.Tensor], data: Any) -> list
             calls.run(calls.calls, values, False)
         masks = {key: backend.get_keras_mask(values[key]) for key in calls.outputs if stages.has_mask(key)}
         _check(masks.values(), {value.op.name for _, value in state})
-    found = []
+    stand_ins = []
     for key in calls.outputs:
         tensor = calls.tensors[key]
         shape = [_size(axis, size, [*tree.flatten(data), *inputs]) for axis, size in enumerate(tensor.shape)]
         value = tf.compat.v1.placeholder_with_default(tf.zeros(shape, tensor.dtype), tensor.shape)
         if masks.get(key) is not None:
             backend.set_keras_mask(value, masks[key])
-        found.append(value)
-    return found
+        stand_ins.append(value)
+    return stand_ins
 
 
 def _size(axis: int, size: int | None, like: Sequence[Any]) -> Any:
@@ -115,4 +115,4 @@ def _check(masks: Iterable[Any], weights: set[str]) -> None:
             )
         if operation.name not in seen:
             seen.add(operation.name)
-            pending += [one.op for one in operation.inputs]
+            pending += [tensor.op for tensor in operation.inputs]

@@ -106,9 +106,9 @@ def dry_run(
             while len(spans[worker]) < len(row):
                 action = row[len(spans[worker])]
                 needs = table.needs(action)
-                if any(one not in ends for one in needs):
+                if any(needed not in ends for needed in needs):
                     break
-                ready = (ends[one] + latency * (table.workers[one.stage] != worker) for one in needs)
+                ready = (ends[needed] + latency * (table.workers[needed.stage] != worker) for needed in needs)
                 begin = max([free[worker], *ready])
                 ends[action] = free[worker] = begin + cost(action)
                 spans[worker].append(TimelineSpan(worker, action, begin, ends[action]))
@@ -116,11 +116,13 @@ def dry_run(
         if not moved:
             break
     waiting = [
-        (worker, row[len(done)], next(one for one in table.needs(row[len(done)]) if one not in ends))
+        (worker, row[len(done)], next(needed for needed in table.needs(row[len(done)]) if needed not in ends))
         for worker, (row, done) in enumerate(zip(table.rows, spans, strict=True))
         if len(done) < len(row)
     ]
     if waiting:
-        reasons = "; ".join(f"worker {worker} cannot run {action} before {one}" for worker, action, one in waiting)
+        reasons = "; ".join(
+            f"worker {worker} cannot run {action} before {needed}" for worker, action, needed in waiting
+        )
         raise DeadlockError(f"the table ends in a deadlock: {reasons}. Change the order of the actions.")
     return PipelineTimeline(tuple(map(tuple, spans)))

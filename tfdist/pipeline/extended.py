@@ -82,14 +82,18 @@ class PipelinedModel:
         if getattr(model, "optimizer", None) is not None:
             self.placement.add_slots(model.optimizer)
         variables = places.variables_of(model)
-        new = [one for one in variables if is_described(one)]
+        new = [variable for variable in variables if is_described(variable)]
         if not new:
             return
-        shared = [one for one in new if len(self.placement.workers(one)) > 1 or not self.placement.workers(one)]
-        begins = [one for one in shared if initializer_of(one) is not None]
+        shared = [
+            variable
+            for variable in new
+            if len(self.placement.workers(variable)) > 1 or not self.placement.workers(variable)
+        ]
+        begins = [variable for variable in shared if initializer_of(variable) is not None]
         with self._extended._container_strategy().scope():
             self.placement.place(variables)
-        self.remote().equalize([one for one in begins if self._extended.mesh.workers > 1])
+        self.remote().equalize([variable for variable in begins if self._extended.mesh.workers > 1])
 
     def remote(self) -> RemoteVariables:
         """Returns an object that reads and assigns variables of all processes."""
@@ -183,13 +187,13 @@ class PipelineExtended(AllReduceExtended, HasStages):
         Raises:
             ValueError: the model cannot be divided into the stages.
         """
-        found = _pipelined(model)
-        if found is None:
+        pipelined = _pipelined(model)
+        if pipelined is None:
             name = f"pipeline {self.mesh.all_processes.number('pipelined model')}"
             # Not as an attribute: Keras would track the object as a part of the model.
-            found = model.__dict__[_PIPELINED] = PipelinedModel(model, self, name)
-        found.place()
-        return found
+            pipelined = model.__dict__[_PIPELINED] = PipelinedModel(model, self, name)
+        pipelined.place()
+        return pipelined
 
     def check_batches(self, x: Any, batch_size: int | None) -> None:
         """Checks that the batches can be divided; see `HasStages`."""
@@ -205,8 +209,8 @@ class PipelineExtended(AllReduceExtended, HasStages):
 
     def holds(self, model: Any, variable: Any) -> bool:
         """Returns whether this process holds a variable; see `Ability.holds`."""
-        found = _pipelined(model)
-        return not is_described(variable) if found is None else found.placement.holds(variable)
+        pipelined = _pipelined(model)
+        return not is_described(variable) if pipelined is None else pipelined.placement.holds(variable)
 
     @property
     def takes_part_in_saving(self) -> bool:
@@ -235,7 +239,7 @@ class PipelineExtended(AllReduceExtended, HasStages):
     def values(self, model: Any, variables: Sequence[Any]) -> list[Any]:
         """Returns the values of variables as arrays, on all processes; see `HasStages`."""
         remote = self.of_model(model).remote()
-        return [remote.broadcast(one) for one in variables]
+        return [remote.broadcast(variable) for variable in variables]
 
 
 def _pipelined(model: Any) -> PipelinedModel | None:

@@ -52,7 +52,9 @@ class GradientSums:
         with tf.control_dependencies(operations):
             self._sums = {key: tf.identity(total) for key, total in self._sums.items()}
             for rows in itertools.chain.from_iterable(parts.values() for parts in self._rows.values()):
-                rows[:] = [tf.IndexedSlices(tf.identity(one.values), one.indices, one.dense_shape) for one in rows]
+                rows[:] = [
+                    tf.IndexedSlices(tf.identity(slices.values), slices.indices, slices.dense_shape) for slices in rows
+                ]
 
     def of(self, variable: Any) -> Gradient | None:
         """Returns the gradient of a variable: sparse if all its parts are, None if there is none.
@@ -63,20 +65,22 @@ class GradientSums:
         total, parts = self._sums.get(id(variable)), self._rows.get(id(variable), {})
         if not parts:
             return total
-        joined = _joined([one for rows in parts.values() for one in _of_whole_batch(rows)])
+        joined = _joined([slices for rows in parts.values() for slices in _of_whole_batch(rows)])
         return joined if total is None else total + tf.convert_to_tensor(joined)
 
 
 def _of_whole_batch(rows: list[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
     """Returns the sparse gradients of one part of a model for the whole batch."""
-    if any(are_of_samples(one) for one in rows):
+    if any(are_of_samples(slices) for slices in rows):
         return rows
-    return [tf.IndexedSlices(tf.add_n([one.values for one in rows]), rows[0].indices, rows[0].dense_shape)]
+    return [tf.IndexedSlices(tf.add_n([slices.values for slices in rows]), rows[0].indices, rows[0].dense_shape)]
 
 
 def _joined(rows: list[tf.IndexedSlices]) -> tf.IndexedSlices:
     if len(rows) == 1:
         return rows[0]
     return tf.IndexedSlices(
-        tf.concat([one.values for one in rows], 0), tf.concat([one.indices for one in rows], 0), rows[0].dense_shape
+        tf.concat([slices.values for slices in rows], 0),
+        tf.concat([slices.indices for slices in rows], 0),
+        rows[0].dense_shape,
     )

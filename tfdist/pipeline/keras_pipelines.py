@@ -205,7 +205,10 @@ def _gather_weights(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self)
         _place_if_built(self, extended)
         if _weights.own_only:
-            return [one.numpy() if extended.holds(self, one) else _RemoteWeight(one.shape) for one in self.weights]
+            return [
+                weight.numpy() if extended.holds(self, weight) else _RemoteWeight(weight.shape)
+                for weight in self.weights
+            ]
         return extended.values(self, self.weights)
 
     return get_weights
@@ -217,7 +220,7 @@ def _assign_held_weights(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is None:
             return original(self, weights)
         _place_if_built(self, extended)
-        if any(isinstance(one, _RemoteWeight) for one in weights):
+        if any(isinstance(weight, _RemoteWeight) for weight in weights):
             for variable, value in zip(self.weights, weights, strict=True):
                 if not isinstance(value, _RemoteWeight):
                     variable.assign(value)

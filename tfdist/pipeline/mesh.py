@@ -30,7 +30,7 @@ class Mesh:
 
     def __init__(self, group: ProcessGroup, data: int) -> None:
         if data < 1 or group.size % data:
-            fits = [one for one in range(1, group.size + 1) if group.size % one == 0]
+            fits = [count for count in range(1, group.size + 1) if group.size % count == 0]
             raise ValueError(
                 f"PipelineStrategy(data={data}) cannot divide {group.size} process(es) into {data} pipelines of equal "
                 f"length; choose data= from {fits}"

@@ -91,7 +91,7 @@ class MicroBatches:
             if all(mask is not None for mask in masks):
                 backend.set_keras_mask(whole, self._concatenated(masks))
             logits = [logits_of(tensor) for tensor in tensors]
-            if all(one is not None for one in logits):
+            if all(part_logits is not None for part_logits in logits):
                 models.set_logits(whole, self._concatenated(logits))
             return whole
 

@@ -127,7 +127,7 @@ class ModelSteps:
         """
         if self._processes is None:
             return
-        trained = {worker for one in self._model.trainable_variables for worker in self._workers_of(one)}
+        trained = {worker for variable in self._model.trainable_variables for worker in self._workers_of(variable)}
         for worker in range(len(self._table.rows)):
             stages = [stage for stage, its in enumerate(self._table.workers) if its == worker]
             calls = [call.name for stage in stages for call in self._stages.calls_of(stage)]
@@ -166,9 +166,11 @@ class ModelSteps:
             if number is None:
                 return self._loss(whole, outputs, training=True)
             with Noting() as scope, keras_losses.micro_batch_losses(divisors, batch.weight(number)):
-                found = self._loss(tuple(batch.part(one, number) for one in whole), outputs, training=True)
+                micro_batch_loss = self._loss(
+                    tuple(batch.part(structure, number) for structure in whole), outputs, training=True
+                )
             assigned.update(scope.assigned)
-            return found
+            return micro_batch_loss
 
         optimizer = model.optimizer
         scale = 1.0 if optimizer is None else optimizer.scale_loss(tf.ones([]))
@@ -179,7 +181,7 @@ class ModelSteps:
             with tf.control_dependencies(step.last):
                 self._loss(whole, self._outputs(batch, step), training=True)
         if optimizer is not None and model.trainable_variables:
-            read = [one for one in tree.flatten(data) if isinstance(one, tf.Tensor)]
+            read = [tensor for tensor in tree.flatten(data) if isinstance(tensor, tf.Tensor)]
             with tf.control_dependencies(read):  # the count of updates, too, waits for the check of the data
                 self._update(optimizer, step)
         return self._logs(data, batch, step, [*objective.losses, *step.added_losses])
@@ -220,27 +222,27 @@ class ModelSteps:
         if self._processes is not None:
             with tf.control_dependencies(step.last):
                 described = [self._stages.calls.tensors[key] for key in self._stages.calls.outputs]
-                specs = [tf.TensorSpec(one.shape, one.dtype) for one in described]
+                specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in described]
                 outputs = self._processes.share(outputs, specs, self._last)
         assert outputs is not None
         return self._packed(outputs)
 
     def _update(self, optimizer: Any, step: PipelinedStep) -> None:
         """Updates the weights that this process holds."""
-        own = [one for one in self._model.trainable_variables if self._holds(one)]
-        gradients = {id(one): step.gradients.of(one) for one in own}
+        held = [weight for weight in self._model.trainable_variables if self._holds(weight)]
+        gradients = {id(weight): step.gradients.of(weight) for weight in held}
         shared: dict[tuple[int, ...], list[Any]] = {}
-        for variable in own:
+        for variable in held:
             workers = self._workers_of(variable)
             if self._processes is not None and len(workers) > 1:
                 shared.setdefault(workers, []).append(variable)
         for workers, variables in sorted(shared.items(), key=lambda pair: pair[0]):
             assert self._processes is not None
-            found = [_dense(gradients[id(one)], one) for one in variables]
-            sums = self._processes.summed(found, workers, [one.path for one in variables])
-            gradients.update({id(one): total for one, total in zip(variables, sums, strict=True)})
-        pairs = [(gradients[id(one)], one) for one in own]
-        parts = [1.0 / max(1, len(self._workers_of(one))) for gradient, one in pairs if gradient is not None]
+            dense_gradients = [_dense(gradients[id(weight)], weight) for weight in variables]
+            sums = self._processes.summed(dense_gradients, workers, [weight.path for weight in variables])
+            gradients.update({id(weight): total for weight, total in zip(variables, sums, strict=True)})
+        pairs = [(gradients[id(weight)], weight) for weight in held]
+        parts = [1.0 / max(1, len(self._workers_of(weight))) for gradient, weight in pairs if gradient is not None]
         with stage_optimizers.gradient_shares(parts):
             optimizer.apply_gradients(pairs)
 
@@ -254,7 +256,7 @@ class ModelSteps:
         model = self._model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if self._processes is None:
-            self._track(x, tf.add_n([tf.cast(one, tf.float32) for one in losses]))
+            self._track(x, tf.add_n([tf.cast(loss, tf.float32) for loss in losses]))
             return model.compute_metrics(x, y, self._joined(batch, step), sample_weight=sample_weight)
         with tf.control_dependencies(step.last):
             self._track(x, self._processes.total(losses))
@@ -272,27 +274,27 @@ class ModelSteps:
         calls = self._stages.calls
         outputs = [tf.TensorSpec(calls.tensors[key].shape, calls.tensors[key].dtype) for key in calls.outputs]
         data = x, y, sample_weight
-        parts = [one for one in tree.flatten(data) if tf.is_tensor(one)]
+        parts = [tensor for tensor in tree.flatten(data) if tf.is_tensor(tensor)]
 
         def update(*tensors: Any) -> None:
             given = iter(tensors)
             made = self._packed([next(given) for _ in outputs])
-            own = tree.map_structure(lambda one: next(given) if tf.is_tensor(one) else one, data)
-            self._model.compute_metrics(own[0], own[1], made, sample_weight=own[2])
+            traced = tree.map_structure(lambda leaf: next(given) if tf.is_tensor(leaf) else leaf, data)
+            self._model.compute_metrics(traced[0], traced[1], made, sample_weight=traced[2])
 
         tf.function(update, autograph=False).get_concrete_function(*outputs, *map(tf.type_spec_from_value, parts))
 
     def _kept_by_metrics(self) -> dict[int, list[Any]]:
         """Returns metrics' variables by the worker that updates them: a layer's metrics where the layer is called."""
-        found: dict[int, list[Any]] = {}
+        by_worker: dict[int, list[Any]] = {}
         of_layers: dict[int, int] = {}
         for stage in reversed(range(self._stages.count)):
-            for one in self._stages.layers(stage):
-                of_layers.update({id(metric): self._table.workers[stage] for metric in models.metrics_in(one)})
+            for called_layer in self._stages.layers(stage):
+                of_layers.update({id(metric): self._table.workers[stage] for metric in models.metrics_in(called_layer)})
         for metric in self._model.metrics:
             if metric is not models.loss_tracker(self._model):
-                found.setdefault(of_layers.get(id(metric), self._last), []).extend(metric.variables)
-        return found
+                by_worker.setdefault(of_layers.get(id(metric), self._last), []).extend(metric.variables)
+        return by_worker
 
     def _agreed(self, data: Any) -> Any:
         return data if self._processes is None else self._processes.agreed(data)
@@ -329,7 +331,7 @@ class ModelSteps:
         return self._packed(self._outputs(batch, step))
 
     def _outputs(self, batch: MicroBatches, step: PipelinedStep) -> list[Any]:
-        return [batch.joined(one) for one in zip(*step.outputs, strict=True)]
+        return [batch.joined(parts) for parts in zip(*step.outputs, strict=True)]
 
     def _packed(self, outputs: Sequence[Any]) -> Any:
         return tree.pack_sequence_as(models.structure_of_outputs(self._graph), list(outputs))
@@ -345,11 +347,13 @@ class ModelSteps:
         """Returns the divisors of the whole batch's loss, if losses are computed for each micro-batch."""
         if self._table.ends_forward_first or not self._ends_here:
             return []
-        found = divisors_of(self._stages, data, inputs, lambda own, outputs: self._loss(own, outputs, training=True))
-        return over_replicas(found, current_strategy.sharing())
+        divisors = divisors_of(
+            self._stages, data, inputs, lambda traced, outputs: self._loss(traced, outputs, training=True)
+        )
+        return over_replicas(divisors, current_strategy.sharing())
 
     def _track(self, x: Any, loss: tf.Tensor) -> None:
-        samples = tf.shape(next(one for one in tree.flatten(x) if one is not None))[0]
+        samples = tf.shape(next(tensor for tensor in tree.flatten(x) if tensor is not None))[0]
         models.loss_tracker(self._model).update_state(loss, samples)
 
 

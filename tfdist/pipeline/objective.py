@@ -83,10 +83,10 @@ class Objective:
         if not self._gradients:
             outputs = [self._outputs[place] for place in range(self._batch.count)]
             whole = [self._batch.joined(one) for one in zip(*outputs, strict=True)]
-            found, of_variables = self._differentiated(whole, None, tf.ones([], tf.float64))
+            output_gradients, of_variables = self._differentiated(whole, None, tf.ones([], tf.float64))
             for place in range(self._batch.count):
                 self._gradients[place] = [
-                    OutputGradient(*(self._of_part(one, place) for one in pair)) for pair in found
+                    OutputGradient(*(self._of_part(one, place) for one in pair)) for pair in output_gradients
                 ]
             self._outputs.clear()
         return self._gradients.pop(number), of_variables
@@ -101,17 +101,17 @@ class Objective:
     def _differentiated(
         self, outputs: list[Any], number: int | None, weight: tf.Tensor
     ) -> tuple[list[OutputGradient], list[tuple[Any, Any]]]:
-        logits = [logits_of(one) for one in outputs]
-        sources = [*outputs, *(one for one in logits if one is not None)]
+        logits = [logits_of(source) for source in outputs]
+        sources = [*outputs, *(source for source in logits if source is not None)]
         with tf.GradientTape() as tape:
-            tape.watch([one for one in sources if one.dtype.is_floating or one.dtype.is_complex])
+            tape.watch([source for source in sources if source.dtype.is_floating or source.dtype.is_complex])
             loss = self._loss(outputs, number)
         self.losses.append(tf.cast(loss, tf.float32) * tf.cast(weight, tf.float32))
-        values = [one.value for one in self._variables]
+        values = [source.value for source in self._variables]
         upstream = tf.cast(weight * tf.cast(self.scale, tf.float64), loss.dtype)
-        found = iter(tape.gradient(loss, [*sources, *values], output_gradients=upstream))
-        of_outputs = [next(found) for _ in outputs]
-        of_logits = [None if one is None else next(found) for one in logits]
-        own = zip(self._variables, found, strict=True)
+        gradients = iter(tape.gradient(loss, [*sources, *values], output_gradients=upstream))
+        of_outputs = [next(gradients) for _ in outputs]
+        of_logits = [None if source is None else next(gradients) for source in logits]
+        of_variables = zip(self._variables, gradients, strict=True)
         pairs = [OutputGradient(*pair) for pair in zip(of_outputs, of_logits, strict=True)]
-        return pairs, [(one, gradient) for one, gradient in own if gradient is not None]
+        return pairs, [(source, gradient) for source, gradient in of_variables if gradient is not None]

@@ -92,11 +92,11 @@ class Placement:
 
     @contextlib.contextmanager
     def _on_device(self, workers: tuple[int, ...]) -> Iterator[None]:
-        own = [worker for worker in workers if worker in self.own]
-        if self._devices is None or not own:
+        local_workers = [worker for worker in workers if worker in self.own]
+        if self._devices is None or not local_workers:
             yield
             return
-        with requested_device.requested(self._devices[own[0]]):
+        with requested_device.requested(self._devices[local_workers[0]]):
             yield
 
 
@@ -127,11 +127,11 @@ def variables_of(model: Any) -> list[Any]:
     Args:
         model: a Keras model.
     """
-    found = [*model.variables, *model.metrics_variables]
+    variables = [*model.variables, *model.metrics_variables]
     optimizer = getattr(model, "optimizer", None)
     if isinstance(optimizer, keras.optimizers.Optimizer):
-        found += slots_of(optimizer)
-    return list({id(one): one for one in found}.values())
+        variables += slots_of(optimizer)
+    return list({id(variable): variable for variable in variables}.values())
 
 
 def slots_of(optimizer: Any) -> list[Any]:
@@ -141,7 +141,9 @@ def slots_of(optimizer: Any) -> list[Any]:
         optimizer: a Keras optimizer.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
-    kept = [one for value in vars(optimizer).values() if isinstance(value, (list, tuple)) for one in value]
-    trained = {id(one) for one in optimizers.variables_of(optimizer)}
-    found = [*optimizer.variables, *([] if inner is None else slots_of(inner))]
-    return found + [one for one in kept if isinstance(one, backend.Variable) and id(one) not in trained]
+    kept = [variable for value in vars(optimizer).values() if isinstance(value, (list, tuple)) for variable in value]
+    trained = {id(variable) for variable in optimizers.variables_of(optimizer)}
+    variables = [*optimizer.variables, *([] if inner is None else slots_of(inner))]
+    return variables + [
+        variable for variable in kept if isinstance(variable, backend.Variable) and id(variable) not in trained
+    ]

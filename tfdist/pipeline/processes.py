@@ -59,7 +59,7 @@ class PipelineCollectives:
         )
         checked = tf.debugging.Assert(same, [message, rows], summarize=-1)  # None, if it has run already
         with tf.control_dependencies([] if checked is None else [checked]):
-            return tree.map_structure(lambda one: tf.identity(one) if tf.is_tensor(one) else one, data)
+            return tree.map_structure(lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf, data)
 
     def total(self, losses: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the sum of losses over all processes.
@@ -70,8 +70,8 @@ class PipelineCollectives:
         Returns:
             A float32 scalar.
         """
-        own = tf.add_n([tf.cast(one, tf.float32) for one in losses]) if losses else tf.zeros([])
-        return tf.reduce_sum(self._exchange.all_gather(tf.reshape(own, [1])))
+        local_sum = tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else tf.zeros([])
+        return tf.reduce_sum(self._exchange.all_gather(tf.reshape(local_sum, [1])))
 
     def give(self, variables: Sequence[Any], worker: int) -> None:
         """Assigns one worker's values to variables on all processes.
@@ -82,11 +82,11 @@ class PipelineCollectives:
         """
         if not variables:
             return
-        own = tf.concat([tf.reshape(tf.cast(one.value, tf.float64), [-1]) for one in variables], 0)
-        found = self._exchange.broadcast(own, worker)
+        local_values = tf.concat([tf.reshape(tf.cast(source.value, tf.float64), [-1]) for source in variables], 0)
+        received = self._exchange.broadcast(local_values, worker)
         if self.worker == worker:
             return
-        parts = tf.split(found, [one.shape.num_elements() for one in map(_static, variables)])
+        parts = tf.split(received, [source.shape.num_elements() for source in map(_static, variables)])
         for variable, part in zip(variables, parts, strict=True):
             variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
 

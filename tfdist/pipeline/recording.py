@@ -112,9 +112,9 @@ class Recording:
                 f"the times of {len(self._steps)} training steps have been recorded ({KEPT} are kept at most); there "
                 f"is no step {step} among them"
             )
-        own = self._steps[step].copy()
-        own[:, 4:] += self._group.run("recording: the clocks", clock_offset())
-        rows = Exchange(self._group).all_gather(tf.constant(own)).numpy()
+        local_rows = self._steps[step].copy()
+        local_rows[:, 4:] += self._group.run("recording: the clocks", clock_offset())
+        rows = Exchange(self._group).all_gather(tf.constant(local_rows)).numpy()
         first = float(rows[:, 4].min())
         spans = [
             TimelineSpan(int(worker), Action(int(stage), _KINDS[int(kind)], int(number)), begin - first, end - first)
@@ -122,4 +122,6 @@ class Recording:
         ]
         spans.sort(key=lambda span: (span.begin, span.end))
         count = 1 + max(span.worker for span in spans)
-        return PipelineTimeline(tuple(tuple(one for one in spans if one.worker == worker) for worker in range(count)))
+        return PipelineTimeline(
+            tuple(tuple(recorded for recorded in spans if recorded.worker == worker) for worker in range(count))
+        )

@@ -42,7 +42,7 @@ class RemoteVariables:
         self._mesh = mesh
         self._placement = placement
         self._variables = list(variables)
-        self._places = {id(one): place for place, one in enumerate(variables)}
+        self._places = {id(variable): place for place, variable in enumerate(variables)}
         self._name = name
         self._edges = Edges(mesh.all_processes)
 

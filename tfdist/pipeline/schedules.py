@@ -84,12 +84,14 @@ def interleaved(stages: int, micro_batches: int, workers: int, edges: Collection
     largest = max(map(len, groups))
     rows = []
     for worker in range(workers):
-        own = range(worker, stages, workers)
-        forward = [Action(stage, ActionKind.FORWARD, number) for group in groups for stage in own for number in group]
+        worker_stages = range(worker, stages, workers)
+        forward = [
+            Action(stage, ActionKind.FORWARD, number) for group in groups for stage in worker_stages for number in group
+        ]
         backward = [
             Action(stage, ActionKind.BACKWARD, number)
             for group in groups
-            for stage in reversed(own)
+            for stage in reversed(worker_stages)
             for number in group
         ]
         ahead = (2 * (workers - worker - 1) + (chunks - 1) * largest + 1) if chunks > 1 else workers - worker
@@ -143,6 +145,6 @@ def _alternating(forward: Sequence[Action], backward: Sequence[Action], ahead: i
     """Orders some forward passes, then backward and forward passes in turn, then the remaining backward passes."""
     ahead = min(ahead, len(forward))
     row = list(forward[:ahead])
-    for one, other in itertools.zip_longest(backward, forward[ahead:]):
-        row += [action for action in (one, other) if action is not None]
+    for backward_action, forward_action in itertools.zip_longest(backward, forward[ahead:]):
+        row += [action for action in (backward_action, forward_action) if action is not None]
     return row

@@ -62,7 +62,7 @@ def _over_all_stages(original: Callable[..., Any]) -> Callable[..., Any]:
         parts = _counted.parts
         if extended is None or parts is None:
             return original(gradients)
-        squares = [part * _square(one) for one, part in zip(gradients, parts, strict=True)]
+        squares = [part * _square(gradient) for gradient, part in zip(gradients, parts, strict=True)]
         total = extended.over_stages.all_reduce([tf.add_n(squares)], names=["the norm of gradients"])[0]
         return tf.cast(tf.sqrt(total), gradients[0].dtype)
 
@@ -84,8 +84,8 @@ class OnAllStages(keras_hooks.StrategyOptimizerHooks[HasStages]):
         """Returns whether gradients are finite on all stages."""
         infinite = tf.cast(tf.logical_not(is_finite), tf.int32)
         stages = self.extended.over_stages
-        found = stages.all_reduce([infinite], combine=np.maximum, names=["whether gradients are finite"])
-        return tf.equal(found[0], 0)
+        reduced = stages.all_reduce([infinite], combine=np.maximum, names=["whether gradients are finite"])
+        return tf.equal(reduced[0], 0)
 
 
 def _restrict_to_held(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,11 +94,11 @@ def _restrict_to_held(original: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, variables: Sequence[Any]) -> Any:
         averages = averages_of(self)
         pairs = list(zip(variables, averages, strict=False))
-        own = [pair for pair in pairs if not described_variables.is_elsewhere(pair[0])]
-        if len(own) == len(pairs):
+        held = [pair for pair in pairs if not described_variables.is_elsewhere(pair[0])]
+        if len(held) == len(pairs):
             return original(self, variables)
-        with _temporary_attribute(self, "_model_variables_moving_average", [average for _, average in own]):
-            return original(self, [variable for variable, _ in own])
+        with _temporary_attribute(self, "_model_variables_moving_average", [average for _, average in held]):
+            return original(self, [variable for variable, _ in held])
 
     return method
 
@@ -106,10 +106,10 @@ def _restrict_to_held(original: Callable[..., Any]) -> Callable[..., Any]:
 def _swapping_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, optimizer: Any) -> Any:
         pairs = zip(variables_of(optimizer), averages_of(optimizer), strict=True)
-        own = [pair for pair in pairs if not described_variables.is_elsewhere(pair[0])]
+        held = [pair for pair in pairs if not described_variables.is_elsewhere(pair[0])]
         with (
-            _temporary_attribute(optimizer, "_trainable_variables", [variable for variable, _ in own]),
-            _temporary_attribute(optimizer, "_model_variables_moving_average", [average for _, average in own]),
+            _temporary_attribute(optimizer, "_trainable_variables", [variable for variable, _ in held]),
+            _temporary_attribute(optimizer, "_model_variables_moving_average", [average for _, average in held]),
         ):
             return original(self, optimizer)
 
@@ -119,8 +119,12 @@ def _swapping_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
 def _of_own_accumulators(original: Callable[..., Any]) -> Callable[..., Any]:
     def _backend_reset_gradient_accumulators(self: Any) -> Any:
         kept = self._accumulated_gradients
-        own = [one for one in kept if one is None or not described_variables.is_elsewhere(one)]
-        with _temporary_attribute(self, "_accumulated_gradients", own):
+        held = [
+            accumulator
+            for accumulator in kept
+            if accumulator is None or not described_variables.is_elsewhere(accumulator)
+        ]
+        with _temporary_attribute(self, "_accumulated_gradients", held):
             return original(self)
 
     return _backend_reset_gradient_accumulators

@@ -94,29 +94,29 @@ class StageState:
         for variable, value in self._now.values():
             if self._home(variable) == self._stage:
                 variable.assign(value)
-        for variable, found in self._found.values():
+        for variable, values in self._found.values():
             if len(self._stages.homes.get(id(variable), ())) > 1:
                 raise ValueError(
                     f"{variable.path} is changed by calls in the stages {list(self._stages.homes[id(variable)])}, each "
                     "on its own: cut the model so that one stage has all calls of the layer"
                 )
-            variable.assign(self._merged(variable, found))
+            variable.assign(self._merged(variable, values))
 
     def _home(self, variable: Any) -> int:
         """Returns the stage that assigns a variable; each stage assigns those of no layer, as Keras's global seed."""
         return self._stages.homes.get(id(variable), (self._stage,))[0]
 
-    def _merged(self, variable: Any, found: dict[int, tf.Tensor]) -> tf.Tensor:
+    def _merged(self, variable: Any, values: dict[int, tf.Tensor]) -> tf.Tensor:
         dtype = tf.as_dtype(variable.dtype)
         if variable.aggregation == "only_first_replica" or not (dtype.is_floating or variable.aggregation == "sum"):
-            return found[min(found)]
+            return values[min(values)]
         if variable.aggregation == "sum":
             before = tf.convert_to_tensor(variable.value)
             return before + tf.add_n(
-                [tf.where(self._batch.rows[number] > 0, value - before, 0) for number, value in found.items()]
+                [tf.where(self._batch.rows[number] > 0, value - before, 0) for number, value in values.items()]
             )
         wide = dtype if dtype.size >= 4 else tf.float32
-        parts = [weighed(tf.cast(value, wide), self._batch.weight(number)) for number, value in found.items()]
+        parts = [weighed(tf.cast(value, wide), self._batch.weight(number)) for number, value in values.items()]
         return tf.cast(tf.add_n(parts), dtype)
 
 

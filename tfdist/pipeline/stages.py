@@ -41,7 +41,12 @@ class Stages:
         self.count = len(ends)
         begins = [0, *ends[:-1]]
         self._of_stages = [tuple(calls.calls[begin:end]) for begin, end in zip(begins, ends, strict=True)]
-        made = {key: stage for stage, own in enumerate(self._of_stages) for call in own for key in call.outputs}
+        made = {
+            key: stage
+            for stage, stage_calls in enumerate(self._of_stages)
+            for call in stage_calls
+            for key in call.outputs
+        }
         self._sent: dict[Edge, list[int]] = {}
         for stage in range(self.count):
             taken = calls.sources(self._of_stages[stage])
@@ -93,13 +98,13 @@ class Stages:
         Args:
             keys: keys of the tensors.
         """
-        found = []
+        specs = []
         for key in keys:
             tensor = self.calls.tensors[key]
-            found.append(tf.TensorSpec(tensor.shape, tensor.dtype))
+            specs.append(tf.TensorSpec(tensor.shape, tensor.dtype))
             if self.has_mask(key):
-                found.append(self._masks[key])
-        return found
+                specs.append(self._masks[key])
+        return specs
 
     def has_mask(self, key: int) -> bool:
         """Returns whether a tensor has a mask, which is sent with it.
@@ -112,7 +117,7 @@ class Stages:
     @functools.cached_property
     def _masks(self) -> dict[int, tf.TensorSpec]:
         """Specs of masks by the keys of their tensors, including masks that reach a model inside from around it."""
-        found: dict[int, tf.TensorSpec] = {}
+        masks: dict[int, tf.TensorSpec] = {}
 
         def run(*inputs: Any) -> list[Any]:
             values = dict(zip(self.calls.inputs, inputs, strict=True))
@@ -120,11 +125,11 @@ class Stages:
             for key, value in values.items():
                 mask = backend.get_keras_mask(value)
                 if mask is not None:
-                    found[key] = tf.TensorSpec([None, *mask.shape[1:]], mask.dtype)
+                    masks[key] = tf.TensorSpec([None, *mask.shape[1:]], mask.dtype)
             return [values[key] for key in self.calls.outputs]
 
         backend.compute_output_spec(run, *(self.calls.tensors[key] for key in self.calls.inputs))
-        return found
+        return masks
 
     def layers(self, stage: int) -> list[Any]:
         """Returns the layers that a stage calls, each once.
@@ -132,19 +137,19 @@ class Stages:
         Args:
             stage: number of the stage, from 0.
         """
-        found = {id(call.operation): call.operation for call in self._of_stages[stage]}
-        return [one for one in found.values() if isinstance(one, keras.Layer)]
+        operations = {id(call.operation): call.operation for call in self._of_stages[stage]}
+        return [operation for operation in operations.values() if isinstance(operation, keras.Layer)]
 
     @functools.cached_property
     def homes(self) -> dict[int, tuple[int, ...]]:
         """The stages that call the layer of each variable, by the variable's `id`."""
-        found: dict[int, tuple[int, ...]] = {}
+        homes: dict[int, tuple[int, ...]] = {}
         for stage in range(self.count):
             for layer in self.layers(stage):
                 for variable in layer.variables:
-                    if stage not in found.get(id(variable), ()):
-                        found[id(variable)] = (*found.get(id(variable), ()), stage)
-        return found
+                    if stage not in homes.get(id(variable), ()):
+                        homes[id(variable)] = (*homes.get(id(variable), ()), stage)
+        return homes
 
 
 def _is_differentiable(tensor: Any) -> bool:

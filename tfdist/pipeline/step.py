@@ -114,8 +114,8 @@ class PipelinedStep:
         self._devices = devices
         self._recomputes = recomputes
         self._stamps = None if recording is None else recording.of_step(table.workers)
-        own = [stage for stage in range(stages.count) if table.workers[stage] in self._workers]
-        self._states = {stage: StageState(stages, stage, batch) for stage in own}
+        local_stages = [stage for stage in range(stages.count) if table.workers[stage] in self._workers]
+        self._states = {stage: StageState(stages, stage, batch) for stage in local_stages}
         self._kept: dict[tuple[int, int], _KeptTensors] = {}
         self._results: dict[Action, dict[int, Any]] = {}
         self._arrived: dict[Transfer, list[tf.Tensor]] = {}
@@ -129,7 +129,7 @@ class PipelinedStep:
     @property
     def last(self) -> list[Any]:
         """The operations that ran last in each worker's row, for control dependencies; empty if steps are eager."""
-        return [one for found in self._before.values() for one in found]
+        return [operation for operations in self._before.values() for operation in operations]
 
     @tf.autograph.experimental.do_not_convert
     def run(self) -> None:
@@ -160,8 +160,8 @@ class PipelinedStep:
         """Returns whether the actions of this process's workers that a step needs are done or traced."""
         if not isinstance(step, Action):
             return True
-        own = [one for one in self._table.needs(step) if self._table.workers[one.stage] in self._workers]
-        return done.issuperset(own)
+        needed = [action for action in self._table.needs(step) if self._table.workers[action.stage] in self._workers]
+        return done.issuperset(needed)
 
     @contextlib.contextmanager
     def _in_order(self, worker: int) -> Iterator[None]:
@@ -190,8 +190,8 @@ class PipelinedStep:
             ActionKind.INPUTS: self._backward,
             ActionKind.WEIGHTS: self._weights,
         }[action.kind]
-        made = [one for one in do(action, taken) if one is not None]
-        return [] if tf.executing_eagerly() else [tf.group(*(getattr(one, "values", one) for one in made))]
+        made = [result for result in do(action, taken) if result is not None]
+        return [] if tf.executing_eagerly() else [tf.group(*(getattr(result, "values", result) for result in made))]
 
     # Exchanges.
 
@@ -217,7 +217,7 @@ class PipelinedStep:
         self._arrived.update(zip(exchange.received, received, strict=True))
         if tf.executing_eagerly():
             return []
-        return [one for one in graph.get_operations()[before:] if one.type == "EagerPyFunc"]
+        return [operation for operation in graph.get_operations()[before:] if operation.type == "EagerPyFunc"]
 
     def _worker(self, stage: int) -> int:
         return self._table.workers[stage]
@@ -250,16 +250,16 @@ class PipelinedStep:
         """Returns the results of an action of another stage, by key."""
         action, stage = transfer.result_of, transfer.destination
         if self._worker(action.stage) == self._worker(stage):
-            found = self._results[action]
-            return {key: found[key] for key in self._edge_keys(transfer)}
+            results = self._results[action]
+            return {key: results[key] for key in self._edge_keys(transfer)}
         # Results of another worker of this process are copied to the device of this worker.
         tensors = iter(self._tensors_of_transfer(transfer) if action in self._results else self._arrived.pop(transfer))
-        found = {}
+        results = {}
         for key in self._edge_keys(transfer):
-            found[key] = tf.identity(next(tensors))
+            results[key] = tf.identity(next(tensors))
             if action.kind is ActionKind.FORWARD and self._stages.has_mask(key):
-                backend.set_keras_mask(found[key], next(tensors))
-        return found
+                backend.set_keras_mask(results[key], next(tensors))
+        return results
 
     # Computation.
 
@@ -306,7 +306,7 @@ class PipelinedStep:
     def _all_recorded(self, stage: int, values: dict[int, Any]) -> list[_TapeSegment]:
         calls = self._stages.calls_of(stage)
         groups = [[call] for call in calls] if self._table.is_divided else [list(calls)]
-        return [self._recorded(one, values) for one in groups]
+        return [self._recorded(group, values) for group in groups]
 
     def _computed(self, stage: int, number: int) -> _KeptTensors:
         """Returns what the forward pass kept, after repeating it if it kept only its inputs."""
@@ -347,7 +347,7 @@ class PipelinedStep:
                 of_logits[key] = pair.logits
             for variable, gradient in of_variables:
                 self.gradients.add(variable, gradient)
-        found: list[Any] = []
+        results: list[Any] = []
         kept = self._computed(stage, number)
         assert kept.parts is not None
         if kind is ActionKind.BACKWARD:
@@ -359,19 +359,19 @@ class PipelinedStep:
             variables = [] if kind is ActionKind.INPUTS else part.variables
             of_sources, of_variables = self._gradients(kept, part, number, part.sources, variables)
             add(dict(zip(part.sources, of_sources, strict=True)))
-            found += of_sources
+            results += of_sources
             for variable, gradient in zip(variables, of_variables, strict=True):
-                found.append(self.gradients.add(variable, gradient, (stage, place)))
+                results.append(self.gradients.add(variable, gradient, (stage, place)))
         self._results[action] = self._for_earlier_stages(stage, kept, upstream)
-        return [*found, *self._results[action].values()]
+        return [*results, *self._results[action].values()]
 
     def _for_earlier_stages(self, stage: int, kept: _KeptTensors, upstream: dict[int, Any]) -> dict[int, Any]:
-        found = {}
+        gradients = {}
         for begin, end in self._stages.edges:
             for key in self._stages.differentiable((begin, end)) if end == stage else ():
                 gradient = upstream.get(key)
-                found[key] = tf.zeros_like(kept.values[key]) if gradient is None else tf.convert_to_tensor(gradient)
-        return found
+                gradients[key] = tf.zeros_like(kept.values[key]) if gradient is None else tf.convert_to_tensor(gradient)
+        return gradients
 
     def _regularize(self, stage: int) -> None:
         """Adds the weights' regularization losses, once in each step, in the first of the stages that have a weight."""
@@ -389,12 +389,12 @@ class PipelinedStep:
         stage, _, number = action
         kept = self._kept.pop((stage, number))
         assert kept.parts is not None
-        found = []
+        sums = []
         for place, part in enumerate(kept.parts):
             _, gradients = self._gradients(kept, part, number, [], part.variables)
             for variable, gradient in zip(part.variables, gradients, strict=True):
-                found.append(self.gradients.add(variable, gradient, (stage, place)))
-        return found
+                sums.append(self.gradients.add(variable, gradient, (stage, place)))
+        return sums
 
     def _gradients(
         self, kept: _KeptTensors, part: _TapeSegment, number: int, sources: list[int], variables: list[Any]
@@ -409,8 +409,8 @@ class PipelinedStep:
         upstream = [tf.cast(one, kept.values[key].dtype) for key, one in part.upstream.items()]
         upstream += part.of_logits.values()
         upstream += [tf.cast(weight * self._objective_scale(), loss.dtype) for loss in part.losses]
-        found = part.tape.gradient(targets, wanted, output_gradients=upstream)
-        return found[: len(sources)], found[len(sources) :]
+        gradients = part.tape.gradient(targets, wanted, output_gradients=upstream)
+        return gradients[: len(sources)], gradients[len(sources) :]
 
     def _objective_scale(self) -> tf.Tensor:
         assert self._objective is not None
@@ -420,9 +420,9 @@ class PipelinedStep:
 def _added_losses() -> list[tf.Tensor]:
     """Returns the losses that layers have added since the last call, in the context of a `StageState`."""
     scope = backend.get_stateless_scope()
-    found = list(scope.losses)
+    losses = list(scope.losses)
     scope.losses.clear()
-    return found
+    return losses
 
 
 def _is_differentiable(value: Any) -> bool:

@@ -128,8 +128,8 @@ class PipelineStrategy(tf.distribute.Strategy):
         keras_seams.install_for(self)
         keras_pipelines.install()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
-        own = entered.group if group is None else entered.group.subgroup(group.members())
-        mesh = Mesh(own.using(algorithm, calibration.agreed(own, algorithm)), data)
+        training_group = entered.group if group is None else entered.group.subgroup(group.members())
+        mesh = Mesh(training_group.using(algorithm, calibration.agreed(training_group, algorithm)), data)
         chosen = own_devices(devices, entered.local_rank, entered.local_size)
         if mesh.workers > 1 and len(chosen) > 1:
             if devices is not None:

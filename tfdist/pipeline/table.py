@@ -42,7 +42,7 @@ class Table:
         edges: Collection[Edge] | None = None,
         training: bool = True,
     ) -> None:
-        self.rows = tuple(tuple(parse(one) if isinstance(one, str) else one for one in row) for row in rows)
+        self.rows = tuple(tuple(parse(entry) if isinstance(entry, str) else entry for entry in row) for row in rows)
         self.stages = stages
         self.micro_batches = micro_batches
         self.edges = tuple(itertools.pairwise(range(stages))) if edges is None else tuple(sorted(edges))
@@ -114,12 +114,12 @@ class Table:
     @functools.cached_property
     def _takers(self) -> dict[Action, list[int]]:
         """The other stages that take the results of an action, by action."""
-        found: dict[Action, list[int]] = {}
+        takers: dict[Action, list[int]] = {}
         for action in itertools.chain(*self.rows):
             for source in self.needs(action):
                 if source.stage != action.stage:
-                    found.setdefault(source, []).append(action.stage)
-        return found
+                    takers.setdefault(source, []).append(action.stage)
+        return takers
 
     def _backward_of(self, stage: int, number: int) -> ActionKind:
         return ActionKind.INPUTS if Action(stage, ActionKind.INPUTS, number) in self._actions else ActionKind.BACKWARD
@@ -154,16 +154,18 @@ class Table:
                 )
 
     def _worker_of(self, stage: int, places: dict[Action, int]) -> int:
-        found = sorted({worker for action, worker in places.items() if action.stage == stage})
-        if len(found) != 1:
-            raise ValueError(f"the actions of stage {stage} stand in the rows of workers {found}; expected one worker")
-        return found[0]
+        workers = sorted({worker for action, worker in places.items() if action.stage == stage})
+        if len(workers) != 1:
+            raise ValueError(
+                f"the actions of stage {stage} stand in the rows of workers {workers}; expected one worker"
+            )
+        return workers[0]
 
     def _check_order(self) -> None:
         for row in self.rows:
-            own, done = set(row), set[Action]()
+            row_actions, done = set(row), set[Action]()
             for action in row:
                 for source in self.needs(action):
-                    if source in own and source not in done:
+                    if source in row_actions and source not in done:
                         raise ValueError(f"the action {action} stands before {source}, which it needs")
                 done.add(action)

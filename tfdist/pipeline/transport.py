@@ -44,8 +44,8 @@ class Transport:
             for transfer, worker, tensors in sent
             for place, tensor in enumerate(tensors)
         ]
-        found = iter(self._edges.exchange(outgoing, self._incoming(expected), self._incoming(received)))
-        return [[next(found) for _ in specs] for _, _, specs in received]
+        arrived = iter(self._edges.exchange(outgoing, self._incoming(expected), self._incoming(received)))
+        return [[next(arrived) for _ in specs] for _, _, specs in received]
 
     def _incoming(self, transfers: Sequence[tuple[Transfer, int, Sequence[tf.TensorSpec]]]) -> list[Incoming]:
         return [

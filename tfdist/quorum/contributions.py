@@ -96,28 +96,28 @@ class ContributionEncoder:
         for state, arrays in zip(self._states, self._before, strict=True):
             state.arrays = arrays
 
-    def mean(self, own: Contribution, exchange: MeetingExchange) -> list[np.ndarray]:
+    def mean(self, contribution: Contribution, exchange: MeetingExchange) -> list[np.ndarray]:
         """Returns the weighted mean of the changes of all partners in a meeting.
 
         Args:
-            own: contribution of this process, with the same variables and methods as the others'.
+            contribution: contribution of this process, with the same variables and methods as the others'.
             exchange: exchange of the meeting.
 
         Raises:
             AbortedError: the meeting is aborted.
         """
-        found: dict[int, np.ndarray] = {}
-        for number, (places, vector) in enumerate(own.whole):
-            found.update(self._apart(places, exchange.mean(f"{number}", vector)))
-        if own.methods:
+        means: dict[int, np.ndarray] = {}
+        for number, (places, vector) in enumerate(contribution.whole):
+            means.update(self._apart(places, exchange.mean(f"{number}", vector)))
+        if contribution.methods:
 
             def decode(payload: np.ndarray) -> np.ndarray:
-                parts = zip(own.methods.items(), _split_payloads(payload), strict=True)
+                parts = zip(contribution.methods.items(), _split_payloads(payload), strict=True)
                 return np.concatenate([method.decode(part).astype(np.float64) for (_, method), part in parts])
 
-            mean = exchange.mean_of_payloads("payloads", own.payload, decode)
-            found.update(self._apart(list(own.methods), mean))
-        return [found[place] for place in range(len(self._shapes))]
+            mean = exchange.mean_of_payloads("payloads", contribution.payload, decode)
+            means.update(self._apart(list(contribution.methods), mean))
+        return [means[place] for place in range(len(self._shapes))]
 
     def _apart(self, places: Sequence[int], vector: np.ndarray) -> dict[int, np.ndarray]:
         ends = np.cumsum([int(np.prod(self._shapes[place])) for place in places])[:-1]

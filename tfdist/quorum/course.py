@@ -165,8 +165,8 @@ class QuorumRounds(Course):
             return self._next(progress.step), self._own(values)
         self._carry = None  # the values that are returned contain it
         if self.is_over:
-            return Turn(max(1, left), 0), [np.array(one) for one in self.centre]
-        return Turn(max(1, left), 0), [one + change for one, change in zip(self.centre, changes, strict=True)]
+            return Turn(max(1, left), 0), [np.array(value) for value in self.centre]
+        return Turn(max(1, left), 0), [value + change for value, change in zip(self.centre, changes, strict=True)]
 
     def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> RoundResult:
         """Takes part in a round that ends an epoch, or keeps late changes for the next one; see `Course`."""
@@ -182,16 +182,16 @@ class QuorumRounds(Course):
             self._carry = changes if self._are_weights and not self.is_over else None
             self._first = left
             self._settled = progress.step
-        return RoundResult(progress.step, [np.array(one) for one in self.centre], True)
+        return RoundResult(progress.step, [np.array(value) for value in self.centre], True)
 
     def _changes(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        changes = [np.asarray(value - one) for value, one in zip(values, self.centre, strict=True)]
+        changes = [np.asarray(value - array) for value, array in zip(values, self.centre, strict=True)]
         if self._carry is not None:
-            changes = [one + kept for one, kept in zip(changes, self._carry, strict=True)]
+            changes = [array + kept for array, kept in zip(changes, self._carry, strict=True)]
         return changes
 
     def _own(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [np.asarray(one) for one in self._rule.own(values, self._before, list(self.centre))]
+        return [np.asarray(array) for array in self._rule.own(values, self._before, list(self.centre))]
 
     def _timed(self, progress: Progress, changes: list[np.ndarray], ends: bool) -> int | None:
         begin = time.monotonic()
@@ -280,23 +280,23 @@ class QuorumRounds(Course):
         members, name = self._members, self._trained.name
         end = time.monotonic() + members.patience
         while True:
-            found = members.enlist(name, self._round, self._settings, self._are_weights)
-            if found.source is None:
-                self._round = found.round
+            reply = members.enlist(name, self._round, self._settings, self._are_weights)
+            if reply.source is None:
+                self._round = reply.round
                 return None
-            fetched = members.fetch(found.address, name)
+            fetched = members.fetch(reply.address, name)
             if fetched is not None and fetched[0].round > self._round:
                 break
             if time.monotonic() > end:
                 raise RendezvousError(
-                    f"task {found.source} has the state of {name} of round {found.round}, but did not send it from "
-                    f"{found.address} within {members.patience:g} s. Check that no firewall is between the tasks, "
+                    f"task {reply.source} has the state of {name} of round {reply.round}, but did not send it from "
+                    f"{reply.address} within {members.patience:g} s. Check that no firewall is between the tasks, "
                     "which connect to each other on ports that the system chooses."
                 )
             time.sleep(_AGAIN_SECONDS)  # the source is lost, which the server will soon notice, or is just starting
         state, arrays = fetched
         centre, rule, of_optimizer = _divided(arrays, state.parts)
-        self._check(centre, found.source)
+        self._check(centre, reply.source)
         with self._lock:
             for place, value in enumerate(centre):
                 self.centre[place] = value
@@ -306,11 +306,11 @@ class QuorumRounds(Course):
         return state, of_optimizer
 
     def _check(self, centre: Sequence[np.ndarray], source: int) -> None:
-        form = [(one.dtype.name, one.shape) for one in centre]
-        own = [(one.dtype.name, one.shape) for one in self.centre]
-        if form != own:
+        form = [(array.dtype.name, array.shape) for array in centre]
+        known = [(array.dtype.name, array.shape) for array in self.centre]
+        if form != known:
             raise MismatchError(
-                f"task {source} has other variables in {self._trained.name}: {form[:3]}…; this task has {own[:3]}…. "
+                f"task {source} has other variables in {self._trained.name}: {form[:3]}…; this task has {known[:3]}…. "
                 "Every task must build the same model."
             )
 
@@ -320,15 +320,15 @@ class QuorumRounds(Course):
         Returns:
             Whether another process has it; then `joined` holds the state that the optimizer begins with.
         """
-        found = self._newest()
+        newest = self._newest()
         self.joined = None
-        if found is not None:
-            state, of_optimizer = found
+        if newest is not None:
+            state, of_optimizer = newest
             to_begin = self._members.epoch + 1 if self._members.is_in_epoch else state.epoch
             rates = rates_before_epoch(to_begin, state.epoch, state.rates)
             self.joined = JoinedRounds(state.step, of_optimizer, rates, state.epoch)
             self._first = state.left if state.round else None  # all processes take the whole first round
-        return found is not None
+        return newest is not None
 
     def begin_epoch(self, epoch: int) -> None:
         """Notes the learning rates for processes that join later; called before callbacks.
@@ -369,10 +369,10 @@ class QuorumRounds(Course):
         return True
 
     def _checksum(self) -> int:
-        found = 0
+        checksum = 0
         for value in self.centre:
-            found = zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, found)
-        return found
+            checksum = zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, checksum)
+        return checksum
 
     def _forget(self) -> None:
         log.warning(

@@ -65,21 +65,21 @@ class MeetingExchange:
             AbortedError: the meeting is aborted.
             MismatchError: a partner has sent an array of another size or dtype.
         """
-        own = self._tasks.index(self._task)
+        index = self._tasks.index(self._task)
         bounds = [vector.size * place // len(self._tasks) for place in range(len(self._tasks) + 1)]
         parts = [vector[begin:end] for begin, end in itertools.pairwise(bounds)]
         self._send(f"{_OWN}{name}", parts)
-        total = np.zeros_like(parts[own])
+        total = np.zeros_like(parts[index])
         for task, weight in zip(self._tasks, self.weights(), strict=True):
-            part = parts[own] if task == self._task else self._receive(f"{_OWN}{name}", task, parts[own])
+            part = parts[index] if task == self._task else self._receive(f"{_OWN}{name}", task, parts[index])
             if weight:  # a contribution of weight 0 may hold NaN
                 total += part * vector.dtype.type(weight)
         self._send(f"{_MEAN}{name}", [total] * len(self._tasks))
-        found = [
+        means = [
             total if task == self._task else self._receive(f"{_MEAN}{name}", task, part)
             for task, part in zip(self._tasks, parts, strict=True)
         ]
-        return np.concatenate(found)
+        return np.concatenate(means)
 
     def mean_of_payloads(self, name: str, payload: np.ndarray, decode: Decode) -> np.ndarray:
         """Returns the weighted mean of vectors that are sent compressed.
@@ -135,18 +135,20 @@ class MeetingExchange:
                 # Wait twice as long for a mean: its sender may itself be waiting for a contribution.
                 self._members.lacks(self._rounds, self._attempt, self._silent(kind, task))
                 heard = time.monotonic()
-        found = np.concatenate([pieces[place] for place in range(last + 1)])
-        if like is not None and (found.size != like.size or found.dtype != like.dtype):
+        array = np.concatenate([pieces[place] for place in range(last + 1)])
+        if like is not None and (array.size != like.size or array.dtype != like.dtype):
             raise MismatchError(
-                f"expected {like.dtype} {like.shape} from task {task}; got {found.dtype} {found.shape}. Build the same "
+                f"expected {like.dtype} {like.shape} from task {task}; got {array.dtype} {array.shape}. Build the same "
                 "model on every task."
             )
-        return found
+        return array
 
     def _silent(self, kind: str, task: int) -> list[int]:
         """Returns the tasks whose contributions are incomplete; if there are none, the task whose mean is missing."""
-        own = kind if kind.startswith(_OWN) else kind.replace(_MEAN, _OWN, 1)
-        return [one for one in self._tasks if one != self._task and not self._is_whole(own, one)] or [task]
+        contribution = kind if kind.startswith(_OWN) else kind.replace(_MEAN, _OWN, 1)
+        return [
+            partner for partner in self._tasks if partner != self._task and not self._is_whole(contribution, partner)
+        ] or [task]
 
     def _is_whole(self, kind: str, task: int) -> bool:
         return _last(self._pieces.get((kind, task), {})) is not None

@@ -164,7 +164,7 @@ class Links:
             Pieces in the order of arrival, which are no longer kept here.
         """
         kept = self._pieces.setdefault(rounds, {})
-        for earlier in [one for one in kept if one < attempt]:
+        for earlier in [number for number in kept if number < attempt]:
             del kept[earlier]
         return kept.pop(attempt, [])
 

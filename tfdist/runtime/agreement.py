@@ -18,26 +18,26 @@ _LOOK_SECONDS = 0.5
 _PATIENCE_SECONDS = 10.0
 
 
-def agree(member: Membership, own: Options) -> None:
+def agree(member: Membership, options: Options) -> None:
     """Publishes this task's options. The chief compares them with all others' options, other tasks with the chief's.
 
     No task waits: of two tasks, the one that publishes last finds the other's options.
 
     Args:
         member: this task's membership.
-        own: this task's options.
+        options: this task's options.
 
     Raises:
         MismatchError: the options differ.
     """
     control, cluster = member.control, member.cluster
     assert cluster is not None
-    control.publish(_key(control.task), own.encode())
+    control.publish(_key(control.task), options.encode())
     others = range(1, len(cluster.tasks)) if control.task == _CHIEF else [_CHIEF]
     for task in others:
         text = control.request(functools.partial(_get, task, False))
         if text is not None:
-            published.check_equal(own, published.decode(text), str(cluster.tasks[task]))
+            published.check_equal(options, published.decode(text), str(cluster.tasks[task]))
 
 
 def wait_for_options(member: Membership, timeout: float) -> Options | None:
@@ -56,13 +56,13 @@ def wait_for_options(member: Membership, timeout: float) -> Options | None:
     """
     control, cluster = member.control, member.cluster
     assert cluster is not None
-    found = _OptionsWaiter()
-    control.watch(found)
-    control.when_failed(lambda error: found.event.set())
+    waiter = _OptionsWaiter()
+    control.watch(waiter)
+    control.when_failed(lambda error: waiter.event.set())
     for task in range(cluster.size):
-        control.ask(functools.partial(_get, task, True), found.take)
+        control.ask(functools.partial(_get, task, True), waiter.take)
     begun, told = time.monotonic(), False
-    while not found.event.wait(_LOOK_SECONDS):
+    while not waiter.event.wait(_LOOK_SECONDS):
         waited = time.monotonic() - begun
         if waited > timeout:
             raise RendezvousError(
@@ -74,7 +74,7 @@ def wait_for_options(member: Membership, timeout: float) -> Options | None:
             notice("tfdist: waiting for a worker to make its ParameterServerStrategy.")
     if control.failure is not None:
         raise control.failure
-    return None if found.text is None else published.decode(found.text)
+    return None if waiter.text is None else published.decode(waiter.text)
 
 
 class _OptionsWaiter:

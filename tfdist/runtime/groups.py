@@ -46,10 +46,10 @@ class Group:
         Raises:
             ValueError: this process is not a member.
         """
-        own = world.current().rank
-        if own not in self.ranks:
+        rank = world.current().rank
+        if rank not in self.ranks:
             raise ValueError(
-                f"rank {own} is not in {self}: only its members may use it. Guard the call with "
+                f"rank {rank} is not in {self}: only its members may use it. Guard the call with "
                 "`if tfdist.rank() in group.ranks:`."
             )
         return self.ranks

@@ -87,7 +87,7 @@ def _is_of_an_interrupt(error: BaseException) -> bool:
 def _where(traceback: TracebackType | None) -> str:
     """Returns the line of the script at which an error was raised, as text; a user has ended the job by Ctrl-C."""
     script = getattr(sys.modules["__main__"], "__file__", None)
-    lines = [one.lineno for one in extract_tb(traceback) if one.filename == script]
+    lines = [frame.lineno for frame in extract_tb(traceback) if frame.filename == script]
     return f" at {script}:{lines[-1]}" if lines else ""
 
 

@@ -48,14 +48,14 @@ class Host:
 
     def __init__(self, control: Control, tasks: Sequence[Task], has_copy: bool, template: ServerStateFactory) -> None:
         server = template.server
-        numbers = [number for number, one in enumerate(tasks) if one.job == "ps"]
-        own = numbers.index(control.task)
+        numbers = [number for number, task in enumerate(tasks) if task.job == "ps"]
+        this_server = numbers.index(control.task)
         of_server = {server, (server + 1) % len(numbers)}
         self._control = control
         self._tasks = tasks
         self._server = server
-        self._is_first = own == server
-        self._other = numbers[(of_server - {own}).pop()] if has_copy else None
+        self._is_first = this_server == server
+        self._other = numbers[(of_server - {this_server}).pop()] if has_copy else None
         self._template = template
         self._lock = threading.Lock()
         self._absent: set[int] = set()

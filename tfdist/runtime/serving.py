@@ -37,9 +37,9 @@ def serve(member: Membership, options: Arguments, timeouts: Timeouts) -> None:
     descriptors.raise_file_limit()
     if keys is None:
         _say_who_can_reach(task.address)
-    servers = [number for number, one in enumerate(tasks) if one.job == "ps"]
-    own = [task.index, (task.index - 1) % len(servers)] if options.has_copies else [task.index]
-    templates = [ServerStateFactory(options, tasks, server, control, timeouts) for server in own]
+    servers = [number for number, other in enumerate(tasks) if other.job == "ps"]
+    hosted = [task.index, (task.index - 1) % len(servers)] if options.has_copies else [task.index]
+    templates = [ServerStateFactory(options, tasks, server, control, timeouts) for server in hosted]
     running = [Host(control, tasks, options.has_copies, template) for template in templates]
 
     def stop(error: TfdistError) -> None:

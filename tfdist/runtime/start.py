@@ -117,8 +117,8 @@ def under_launcher(timeouts: Timeouts) -> Membership:
 
 
 def _bind(control: Control, size: int) -> list[Claims]:
-    own = msgspec.to_builtins(control.claims)
-    return [msgspec.convert(other, Claims) for other in control.bind(own, size)]
+    claims = msgspec.to_builtins(control.claims)
+    return [msgspec.convert(other, Claims) for other in control.bind(claims, size)]
 
 
 def _probe_shared_memory(control: Control, probe: Probe, members: list[Claims]) -> Sharing:
@@ -150,14 +150,14 @@ def _say_what_is_not_shared(sharing: Sharing) -> None:
     """Logs a line if ranks of one machine use TCP; a warning, unless their large transfers use shared memory."""
     if simulates_hosts() or not sharing.reasons:
         return
-    one, other, why = sharing.reasons[0]
+    rank, other, why = sharing.reasons[0]
     more = f" (and {len(sharing.reasons) - 1} more such pairs)" if len(sharing.reasons) > 1 else ""
-    slow = any(sharing.arenas[one] != sharing.arenas[other] for one, other, _ in sharing.reasons)
+    slow = any(sharing.arenas[rank] != sharing.arenas[other] for rank, other, _ in sharing.reasons)
     what = "They communicate over TCP, which is slower" if slow else "Their small messages go over TCP"
     log.log(
         logging.WARNING if slow else logging.INFO,
         "tfdist: MPI shares no memory between rank %d and rank %d%s, though they run on one machine: %s. %s.",
-        one,
+        rank,
         other,
         more,
         why,
@@ -170,10 +170,10 @@ def _refuse_false_neighbours(module: Any, communicator: MPICommunicator, sharing
     enabled = os.environ.get("MPIR_CVAR_CH4_CMA_ENABLE", "1") != "0" and ptrace_is_free()
     if not enabled or not mpi_library.library(module)[0].startswith("MPICH"):
         return
-    for one, other, why in sharing.reasons:
-        if communicator.nodes[one] == communicator.nodes[other]:
+    for rank, other, why in sharing.reasons:
+        if communicator.nodes[rank] == communicator.nodes[other]:
             raise MPIUnavailableError(
-                f"MPICH assumes that rank {one} and rank {other} can read each other's memory, but {why}. Set "
+                f"MPICH assumes that rank {rank} and rank {other} can read each other's memory, but {why}. Set "
                 "MPIR_CVAR_CH4_CMA_ENABLE=0 on all ranks, or start the script with TF_CONFIG instead of a launcher."
             )
 

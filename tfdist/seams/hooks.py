@@ -145,23 +145,23 @@ class HookPoints(Generic[H]):
             owner: the object whose method is called.
             name: name of the hook point.
         """
-        found = [one for names, provider in self.provided if name in names for one in provider(owner)]
-        if len(found) > 1:
-            found.sort(key=lambda one: _place(type(one)))
-        return found
+        hooks = [hook for names, provider in self.provided if name in names for hook in provider(owner)]
+        if len(hooks) > 1:
+            hooks.sort(key=lambda hook: _place(type(hook)))
+        return hooks
 
     def standing(self) -> dict[str, list[str]]:
         """Returns the names of the hook classes, outer to inner, by Keras's method; see `registry.standing`."""
-        found: dict[str, dict[type[H], None]] = {}
+        by_method: dict[str, dict[type[H], None]] = {}
         for name, places in self._places.items():
             for owner, method in places:
                 kinds = dict.fromkeys(self._with_hooks(name, self.kinds))
-                found.setdefault(f"{owner.__name__}.{method}", {}).update(kinds)
+                by_method.setdefault(f"{owner.__name__}.{method}", {}).update(kinds)
         return {
             method: [
                 f"{kind.__module__.removeprefix('tfdist.')}.{kind.__qualname__}" for kind in sorted(kinds, key=_place)
             ]
-            for method, kinds in found.items()
+            for method, kinds in by_method.items()
         }
 
     def around(self, original: Function, name: str) -> Function:
@@ -182,7 +182,7 @@ class HookPoints(Generic[H]):
                 return self._call(self_, name, original, bound, hooks).inner()
             except Exception as error:
                 telling = reversed(self.hooks_of(self_, "error"))
-                told = functools.reduce(lambda found, one: one.error(found) or found, telling, error)
+                told = functools.reduce(lambda current, hook: hook.error(current) or current, telling, error)
                 if told is error:
                     raise
                 raise told from None

@@ -183,8 +183,8 @@ def _applied(original: Function) -> Function:
 def _begun(original: Function) -> Function:
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> Any:
         update = Update(self, trainable_variables)
-        for one in points.hooks_of(self, "begin"):
-            grads = one.begin(update, list(grads))
+        for hook in points.hooks_of(self, "begin"):
+            grads = hook.begin(update, list(grads))
         with _making(update):
             return original(self, grads, trainable_variables)
 
@@ -195,8 +195,8 @@ def _reduced(original: Function) -> Function:
     def _clip_gradients(self: Any, grads: Any) -> Any:
         update = update_of(self)
         if update is not None:
-            for one in points.hooks_of(self, "gradients"):
-                grads = one.gradients(update, list(grads))
+            for hook in points.hooks_of(self, "gradients"):
+                grads = hook.gradients(update, list(grads))
         return original(self, grads)
 
     return _clip_gradients
@@ -208,8 +208,8 @@ def _overwritten(original: Function) -> Function:
         if not places:
             return original(self, grads, variables)
         values, chosen = [grads[place] for place in places], [variables[place] for place in places]
-        for one in points.hooks_of(self, "overwriting"):
-            values = one.overwriting(chosen, values)
+        for hook in points.hooks_of(self, "overwriting"):
+            values = hook.overwriting(chosen, values)
         grads = list(grads)
         for place, value in zip(places, values, strict=True):
             grads[place] = value

@@ -55,7 +55,7 @@ def replace(owner: Any, name: str, wrapper: Wrapper) -> None:
     if seam is None or getattr(owner, name, None) is not seam.standing:
         seam = _seams[owner, name] = _Seam(check(owner, name))
     seam.wrappers.append(wrapper)
-    seam.wrappers.sort(key=lambda one: place_of(_function_of(one).__module__))  # a stable sort
+    seam.wrappers.sort(key=lambda wrapper: place_of(_function_of(wrapper).__module__))  # a stable sort
     seam.standing = functools.reduce(_around, seam.wrappers, seam.original)
     setattr(owner, name, seam.standing)
 
@@ -64,8 +64,8 @@ def standing() -> dict[str, list[str]]:
     """Returns the wrappers of each replaced function, outer to inner: their modules and names, by function name."""
     return {
         key_of(owner, name): [
-            f"{_function_of(one).__module__.removeprefix('tfdist.')}.{_function_of(one).__qualname__}"
-            for one in reversed(seam.wrappers)
+            f"{_function_of(wrapper).__module__.removeprefix('tfdist.')}.{_function_of(wrapper).__qualname__}"
+            for wrapper in reversed(seam.wrappers)
         ]
         for (owner, name), seam in _seams.items()
     }

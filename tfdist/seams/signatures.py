@@ -138,21 +138,21 @@ def check(owner: Any, name: str) -> Callable[..., Any]:
     """
     _warn_of_untried()
     key = key_of(owner, name)
-    found = getattr(owner, name, None)
-    if found is None:
+    function = getattr(owner, name, None)
+    if function is None:
         raise incompatible(f"{key} is gone")
     known = _PARAMETERS.get(key, [])
-    is_original = re.match(r"(keras|tensorflow)\b", getattr(found, "__module__", None) or "") is not None
-    if not known or not is_original or (own := parameters_of(found)) in known:
-        return found
-    raise incompatible(f"{key} takes ({own}); tfdist expects ({') or ('.join(known)})")
+    is_original = re.match(r"(keras|tensorflow)\b", getattr(function, "__module__", None) or "") is not None
+    if not known or not is_original or (parameters := parameters_of(function)) in known:
+        return function
+    raise incompatible(f"{key} takes ({parameters}); tfdist expects ({') or ('.join(known)})")
 
 
 @functools.cache
 def _warn_of_untried() -> None:
     newest = tuple(int(part) for part in TRIED[1].split("."))
-    own = tuple(int(part) for part in re.findall(r"\d+", keras.__version__)[:2])
-    if own > newest:
+    installed = tuple(int(part) for part in re.findall(r"\d+", keras.__version__)[:2])
+    if installed > newest:
         log.warning("tfdist: Keras %s has not been tried; the newest tried is %s.", keras.__version__, TRIED[1])
 
 
@@ -173,4 +173,4 @@ def parameters_of(function: Callable[..., Any]) -> str:
         function: a Python function.
     """
     parameters = inspect.signature(function).parameters.values()
-    return ", ".join(_STARS[one.kind] + one.name for one in parameters)
+    return ", ".join(_STARS[parameter.kind] + parameter.name for parameter in parameters)

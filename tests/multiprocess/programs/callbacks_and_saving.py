@@ -48,8 +48,8 @@ def equal_on_all_ranks(values):
     return all((row == gathered[0]).all() for row in gathered)
 
 
-def equal_values(one, other):
-    return all((a == b).all() for a, b in zip(one, other, strict=False))
+def equal_values(values, other_values):
+    return all((a == b).all() for a, b in zip(values, other_values, strict=False))
 
 
 def state(model):
@@ -373,7 +373,7 @@ def optimizers_that_are_not_equal():
         def on_epoch_end(self, epoch, logs=None):
             if epoch == 1 and not chief:
                 inner = self.model.optimizer.inner_optimizer
-                variable = next(one for one in inner.variables if differing in one.path)
+                variable = next(candidate for candidate in inner.variables if differing in candidate.path)
                 variable.assign(variable + 0.5)
 
     for differing in ("learning_rate", "momentum"):

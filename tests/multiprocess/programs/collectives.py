@@ -90,8 +90,8 @@ def in_the_librarys_order():
     buffers = [np.arange(30).astype(kind) for kind in kinds]
     order = np.random.default_rng(rank).permutation(len(kinds))
     pending = [engine.post(f"mpi {place}", mpi(buffers[place])) for place in order]
-    for one in pending:
-        engine.wait(one)
+    for operation in pending:
+        engine.wait(operation)
     for buffer in buffers:
         assert (buffer.astype(np.complex128) == size * np.arange(30)).all(), buffer
     spoilt = np.array([np.nan if rank == 0 else 1.0, np.inf, rank], np.float32)
@@ -103,7 +103,7 @@ def in_the_librarys_order():
 def groups():
     """Groups that overlap sum under one key, of other lengths, at the same time; every algorithm that can."""
     members = tuple(r for r in range(size) if r % 2 == rank % 2)
-    own = [
+    overlapping = [
         ProcessGroup(engine),
         ProcessGroup(engine, members),
         ProcessGroup(engine, (rank,)),
@@ -111,9 +111,11 @@ def groups():
     ]
     for name in sorted(set(ALGORITHMS) - {"mpi"}):
         posted = []
-        for place in np.random.default_rng(rank).permutation(len(own)):
+        for place in np.random.default_rng(rank).permutation(len(overlapping)):
             buffer = np.full(50_000 * (1 + place), float(rank))
-            posted.append((own[place], buffer, own[place].post(name, ALGORITHMS[name](buffer), str(buffer.shape))))
+            posted.append(
+                (overlapping[place], buffer, overlapping[place].post(name, ALGORITHMS[name](buffer), str(buffer.shape)))
+            )
         for group, buffer, pending in posted:
             group.wait(pending)
             assert (buffer == sum(group.members)).all(), (name, group)

@@ -82,8 +82,8 @@ def momentum():
     strategy, model, _ = trained(method, epochs=2, momentum=0.0, rate=0.05)
     assert_alike(strategy, model)
     assert len(strategy.compression()) == 2
-    for wanted, found in zip(expected.trainable_variables, model.trainable_variables, strict=True):
-        np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-3, atol=1e-5)
+    for wanted, variable in zip(expected.trainable_variables, model.trainable_variables, strict=True):
+        np.testing.assert_allclose(variable.numpy(), wanted.numpy(), rtol=1e-3, atol=1e-5)
 
 
 class Ends(keras.callbacks.Callback):

@@ -50,20 +50,20 @@ with strategy.scope():
     model = make("CPU:1", "CPU:2")
 before = model.get_weights()
 train(model)
-found = {
+result = {
     "homes": homes(model.trainable_variables),
     "slots": homes(model.optimizer.variables[2:]),
     "sum": float(sum(np.sum(weight, dtype="float64") for weight in model.get_weights())),
     "change": float(np.abs(model.get_weights()[0] - before[0]).max()),
 }
 if not has_servers:
-    errors = [np.abs(one - other).max() for one, other in zip(model.get_weights(), alone, strict=True)]
-    found["error"] = float(max(errors))
+    errors = [np.abs(value - other).max() for value, other in zip(model.get_weights(), alone, strict=True)]
+    result["error"] = float(max(errors))
     with tfdist.AllReduceStrategy(devices=["CPU:1", "CPU:2"], cpu_relocation=True).scope():
         relocated = make()
     train(relocated)
     weights = [*relocated.trainable_variables, *relocated.optimizer.variables[2:]]
-    found["relocated"] = sorted({one.device[-5:] for weight in weights for one in weight.value.values})
-    errors = [np.abs(one - other).max() for one, other in zip(relocated.get_weights(), alone, strict=True)]
-    found["relocated error"] = float(max(errors))
-print("RESULT", json.dumps(found), flush=True)
+    result["relocated"] = sorted({value.device[-5:] for weight in weights for value in weight.value.values})
+    errors = [np.abs(value - other).max() for value, other in zip(relocated.get_weights(), alone, strict=True)]
+    result["relocated error"] = float(max(errors))
+print("RESULT", json.dumps(result), flush=True)

@@ -37,8 +37,10 @@ def before(owner, name, act):
 
 
 def kill_server():
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True)
-    for pid in found.stdout.split():
+    listing = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True
+    )
+    for pid in listing.stdout.split():
         if b"tfdist.cluster.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(int(pid), signal.SIGKILL)
 

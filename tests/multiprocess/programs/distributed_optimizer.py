@@ -53,10 +53,12 @@ def fit(model, x, y, **how):
     return model
 
 
-def assert_equal(found, expected, rtol=1e-9):
-    for one, other in zip(found.variables, expected.variables, strict=True):
-        wanted = other.numpy()
-        np.testing.assert_allclose(one.numpy(), wanted, rtol=0, atol=rtol * np.abs(wanted).max(), err_msg=one.path)
+def assert_equal(actual, expected, rtol=1e-9):
+    for variable, reference in zip(actual.variables, expected.variables, strict=True):
+        wanted = reference.numpy()
+        np.testing.assert_allclose(
+            variable.numpy(), wanted, rtol=0, atol=rtol * np.abs(wanted).max(), err_msg=variable.path
+        )
 
 
 def assert_alike(model):
@@ -68,10 +70,10 @@ def assert_alike(model):
 
 
 OPTIMIZERS = {
-    name: one
-    for name, one in sorted(vars(keras.optimizers).items())
-    if isinstance(one, type)
-    and issubclass(one, keras.optimizers.Optimizer)
+    name: entry
+    for name, entry in sorted(vars(keras.optimizers).items())
+    if isinstance(entry, type)
+    and issubclass(entry, keras.optimizers.Optimizer)
     and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
 }
 OPTIMIZERS["LARS"] = tfdist.optimizers.LARS
@@ -85,17 +87,17 @@ SETTINGS = [
 
 def applied(optimizer, steps):
     """The variables after an optimizer has applied the gradients of some steps, in a graph."""
-    variables = [keras.Variable(one, name=f"kernel_{place}") for place, one in enumerate(BEGINNING)]
+    variables = [keras.Variable(tensor, name=f"kernel_{place}") for place, tensor in enumerate(BEGINNING)]
     step = tf.function(lambda gradients: optimizer.apply(gradients, variables), autograph=False, reduce_retracing=True)
     optimizer.build(variables)
     for gradients in steps:
         step(gradients)
-    return [one.numpy() for one in (*variables, *optimizer.variables)]
+    return [tensor.numpy() for tensor in (*variables, *optimizer.variables)]
 
 
 BEGINNING = [generator.normal(size=shape) for shape in ((WORDS, 5), (20, 6), (6,))]
 OWN = [
-    [[generator.normal(size=one.shape) for one in BEGINNING] for _ in range(2 * STEPS)] for _ in range(size)
+    [[generator.normal(size=entry.shape) for entry in BEGINNING] for _ in range(2 * STEPS)] for _ in range(size)
 ]  # of each rank, in each step
 ROWS = generator.integers(0, WORDS, (2 * STEPS, size, WORDS))
 
@@ -106,8 +108,10 @@ def sparse(values, rows):
 
 def of_whole(number):
     """The gradients of a step that one process would have; the rows of all, in the order of the ranks."""
-    table = np.concatenate([own[number][0] for own in OWN]) / size
-    dense = [tf.constant(np.mean([own[number][place] for own in OWN], axis=0)) for place in (1, 2)]
+    table = np.concatenate([rank_gradients[number][0] for rank_gradients in OWN]) / size
+    dense = [
+        tf.constant(np.mean([rank_gradients[number][place] for rank_gradients in OWN], axis=0)) for place in (1, 2)
+    ]
     return [sparse(table, ROWS[number].reshape(-1)), *dense]
 
 
@@ -133,13 +137,13 @@ def equal():
         except ValueError:  # some take no weight decay, or no moving average
             continue
         expected = applied(plain, map(of_whole, range(2 * STEPS)))
-        found = applied(tfdist.DistributedOptimizer(wrapped), map(of_this, range(2 * STEPS)))
-        for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+        actual = applied(tfdist.DistributedOptimizer(wrapped), map(of_this, range(2 * STEPS)))
+        for place, (value, other) in enumerate(zip(actual, expected, strict=True)):
             if "gradient_accumulation_steps" in settings and place >= len(BEGINNING):
                 continue  # what has been accumulated is a process's own
             limit = 1e-7 * np.abs(other).max()
-            np.testing.assert_allclose(one, other, rtol=0, atol=limit, err_msg=f"{name} {settings} {place}")
-        everyone = tfdist.all_gather(tf.constant(np.concatenate([one.ravel() for one in found[:3]])[None])).numpy()
+            np.testing.assert_allclose(value, other, rtol=0, atol=limit, err_msg=f"{name} {settings} {place}")
+        everyone = tfdist.all_gather(tf.constant(np.concatenate([value.ravel() for value in actual[:3]])[None])).numpy()
         assert np.array_equal(everyone, np.repeat(everyone[:1], size, 0)), (name, settings)
 
 
@@ -153,7 +157,7 @@ class Halved(keras.optimizers.SGD):
 def of_several():
     """An optimizer for biases and another one for kernels, which are asked for when it is built."""
     of_biases, of_others = keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1, clipnorm=0.1)
-    return keras.optimizers.MultiOptimizer(lambda one: of_biases if one.path.endswith("bias") else of_others)
+    return keras.optimizers.MultiOptimizer(lambda variable: of_biases if variable.path.endswith("bias") else of_others)
 
 
 def ways():
@@ -185,8 +189,8 @@ def further_ways():
     expected = fit(make_model(keras.optimizers.SGD(0.1)), X, Y, callbacks=rate)
     assert_equal(fit(called, share(X), share(Y), callbacks=rate), expected)
     if hasattr(keras.optimizers, "MultiOptimizer"):
-        found = make_model(tfdist.DistributedOptimizer(of_several()))
-        assert_equal(fit(found, share(X), share(Y)), fit(make_model(of_several()), X, Y))
+        model = make_model(tfdist.DistributedOptimizer(of_several()))
+        assert_equal(fit(model, share(X), share(Y)), fit(make_model(of_several()), X, Y))
 
 
 def looped(model, optimizer, x, y, wrap):
@@ -219,10 +223,10 @@ def loops():
     with tfdist.DistributedGradientTape(tf.GradientTape()) as tape:
         loss = tf.reduce_sum(own * (rank + 1.0) + common * (rank + 1.0))
     tape.register_local_source(own)
-    found = tape.gradient(loss, {"own": own, "common": common, "none": tf.Variable([0.0])})
-    np.testing.assert_allclose(found["own"], [(rank + 1) / size])
-    np.testing.assert_allclose(found["common"], [(size + 1) / 2])
-    assert found["none"] is None
+    gradients = tape.gradient(loss, {"own": own, "common": common, "none": tf.Variable([0.0])})
+    np.testing.assert_allclose(gradients["own"], [(rank + 1) / size])
+    np.testing.assert_allclose(gradients["common"], [(size + 1) / 2])
+    assert gradients["none"] is None
 
 
 def local():
@@ -235,8 +239,8 @@ def local():
     clipped = tf.Variable([0.0, 0.0])
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0), local_clip_norm=1.0, local_clip_value=0.5)
     optimizer.apply([tf.constant([3.0 * (rank + 1), 4.0])], [clipped])
-    own = [np.array([3.0 * (one + 1), 4.0]) for one in range(size)]
-    expected = -np.mean([np.clip(one / np.linalg.norm(one), -0.5, 0.5) for one in own], axis=0)
+    gradients = [np.array([3.0 * (one + 1), 4.0]) for one in range(size)]
+    expected = -np.mean([np.clip(one / np.linalg.norm(one), -0.5, 0.5) for one in gradients], axis=0)
     np.testing.assert_allclose(clipped, expected, rtol=1e-6)
 
 
@@ -249,10 +253,10 @@ def mixed():
         lambda optimizer: wrap(scale(optimizer, initial_scale=8.0)),
         wrap,  # Keras scales by itself
     ):
-        found = fit(make_model(scaled(keras.optimizers.SGD(0.1)), dtype="mixed_float16"), share(X), share(Y))
+        model = fit(make_model(scaled(keras.optimizers.SGD(0.1)), dtype="mixed_float16"), share(X), share(Y))
         plain = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)
-        assert_equal(found, fit(make_model(plain, dtype="mixed_float16"), X, Y), 5e-3)
-        assert_alike(found)
+        assert_equal(model, fit(make_model(plain, dtype="mixed_float16"), X, Y), 5e-3)
+        assert_alike(model)
     variable = tf.Variable([1.0])
     optimizer = keras.optimizers.LossScaleOptimizer(tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0)), 8.0)
     step = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
@@ -286,22 +290,22 @@ def adaptive():
     np.testing.assert_allclose(variables[0], -np.ones(size), rtol=1e-6)
     np.testing.assert_allclose(variables[1], [-3, -4], rtol=1e-6)
     np.testing.assert_allclose(variables[2], [[-1], [0], [0]], rtol=1e-6)
-    one, other = tfdist.all_reduce([tf.one_hot(rank, size), tf.constant([5.0], tf.bfloat16)], tfdist.Adasum)
-    np.testing.assert_allclose(one, np.ones(size), rtol=1e-6)
-    assert float(other[0]) == 5
+    orthogonal, parallel = tfdist.all_reduce([tf.one_hot(rank, size), tf.constant([5.0], tf.bfloat16)], tfdist.Adasum)
+    np.testing.assert_allclose(orthogonal, np.ones(size), rtol=1e-6)
+    assert float(parallel[0]) == 5
 
 
-def drawn(place, update, of):
+def drawn(place, update, process):
     """The noise of a rank."""
     folded = tf.constant([0, place], tf.int64)
-    for part in (update, of):
+    for part in (update, process):
         folded = tf.random.experimental.stateless_fold_in(folded, tf.constant(part, tf.int64))
     return tf.random.stateless_normal(BEGINNING[place].shape, folded, dtype=tf.float64, alg="philox").numpy()
 
 
-def whole_table(number, of):
+def whole_table(number, process):
     """A rank's gradient of the table, which is sparse."""
-    return tf.convert_to_tensor(sparse(OWN[of][number][0], ROWS[number, of])).numpy()
+    return tf.convert_to_tensor(sparse(OWN[process][number][0], ROWS[number, process])).numpy()
 
 
 def noisy():
@@ -311,16 +315,18 @@ def noisy():
     def inner(**settings):
         return keras.optimizers.SGD(1.0, gradient_accumulation_steps=2, **settings)
 
-    expected = [one.copy() for one in BEGINNING]
-    isotropic = [one.copy() for one in BEGINNING]
+    expected = [value.copy() for value in BEGINNING]
+    isotropic = [value.copy() for value in BEGINNING]
     for update, place in itertools.product(range(STEPS), range(len(BEGINNING))):
         means = []
-        for of in range(size):
+        for process in range(size):
             numbers = (2 * update, 2 * update + 1)
-            parts = np.stack([OWN[of][number][place] if place else whole_table(number, of) for number in numbers])
+            parts = np.stack(
+                [OWN[process][number][place] if place else whole_table(number, process) for number in numbers]
+            )
             means.append(parts.mean(axis=0))
             deviation = np.sqrt(7 * parts.var(axis=0, ddof=1) / 2)
-            expected[place] -= (means[-1] + deviation * drawn(place, update, of)) / size
+            expected[place] -= (means[-1] + deviation * drawn(place, update, process)) / size
         isotropic[place] -= np.clip(np.mean(means, axis=0) + 0.5 * drawn(place, update, 0), -0.2, 0.2)
     equal = {"structure": "isotropic", "stddev": 0.5}
     for made, wanted in (
@@ -330,10 +336,10 @@ def noisy():
         (wrap(noise(inner(clipvalue=0.2), **equal)), isotropic),
         (noise(wrap(inner(clipvalue=0.2)), **equal), isotropic),
     ):
-        found = applied(made, map(of_this, range(2 * STEPS)))[: len(BEGINNING)]
-        for one, other in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
-        everyone = tfdist.all_gather(tf.constant(np.concatenate([one.ravel() for one in found])[None])).numpy()
+        actual = applied(made, map(of_this, range(2 * STEPS)))[: len(BEGINNING)]
+        for value, other in zip(actual, wanted, strict=True):
+            np.testing.assert_allclose(value, other, rtol=0, atol=1e-6)
+        everyone = tfdist.all_gather(tf.constant(np.concatenate([value.ravel() for value in actual])[None])).numpy()
         assert np.array_equal(everyone, np.repeat(everyone[:1], size, 0))
 
 
@@ -341,12 +347,12 @@ def groups():
     """Two groups train apart; an algorithm of one's own."""
     ranks = [list(range(0, size, 2)), list(range(1, size, 2))]
     made = [tfdist.Group(one) for one in ranks]
-    own, place = ranks[rank % 2], rank // 2
+    members, place = ranks[rank % 2], rank // 2
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0), group=made[rank % 2], algorithm="butterfly")
     variable = tf.Variable([0.0])
     optimizer.apply([tf.constant([rank + 1.0])], [variable])
-    np.testing.assert_allclose(variable, [-np.mean([one + 1 for one in own])])
-    assert own[place] == rank
+    np.testing.assert_allclose(variable, [-np.mean([one + 1 for one in members])])
+    assert members[place] == rank
 
 
 def saved():
@@ -391,11 +397,11 @@ class Seen(keras.callbacks.Callback):
 @contextlib.contextmanager
 def warnings():
     """What tfdist logs."""
-    found = []
+    messages = []
     handler = logging.Handler()
-    handler.emit = lambda record: found.append(record.getMessage())
+    handler.emit = lambda record: messages.append(record.getMessage())
     logging.getLogger("tfdist").addHandler(handler)
-    yield found
+    yield messages
     logging.getLogger("tfdist").removeHandler(handler)
 
 
@@ -406,16 +412,16 @@ def begins_with_own_accumulators():
     fit(plain, X, Y)
     model = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1, **steps)))
     fit(model, share(X), share(Y), callbacks=[tfdist.callbacks.BroadcastVariables(size - 1)])
-    for one, expected in zip(model.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(one, expected, rtol=0, atol=1e-9)
+    for weight, expected in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=0, atol=1e-9)
     for begins in ([], [tfdist.callbacks.BroadcastVariables(size - 1)]):
         model = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)))
         model.optimizer.register_local_var(model.trainable_variables[-1])
         fit(model, share(X), share(Y), callbacks=begins)
-        own = model.trainable_variables[-1].numpy()
+        bias = model.trainable_variables[-1].numpy()
         if not begins:
-            without = own
-    np.testing.assert_array_equal(own, without)
+            without = bias
+    np.testing.assert_array_equal(bias, without)
 
 
 def callbacks():
@@ -428,8 +434,8 @@ def callbacks():
         expected[place] = tfdist.broadcast(value, root_rank=size - 1).numpy()
     begun = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs: [
-            np.testing.assert_array_equal(one.numpy(), other)
-            for one, other in zip(model.variables, expected, strict=True)
+            np.testing.assert_array_equal(variable.numpy(), other)
+            for variable, other in zip(model.variables, expected, strict=True)
             if batch == 0 and model.optimizer.iterations.numpy() == 0
         ]
     )
@@ -442,26 +448,28 @@ def callbacks():
     fit(model, share(X), share(Y), callbacks=given, validation_data=(share(X)[rank:], share(Y)[rank:]))
     assert_alike(model)
     assert set(after.logs[0]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
-    for own, mean in zip(before.logs, after.logs, strict=True):
-        for name, value in own.items():
+    for local_logs, mean in zip(before.logs, after.logs, strict=True):
+        for name, value in local_logs.items():
             everyone = tfdist.all_gather(tf.constant([[value, mean[name]]], tf.float64)).numpy()
             np.testing.assert_allclose(everyone[:, 1], everyone[:, 0].mean(), rtol=1e-9, err_msg=name)
-    assert model.history.history["val_loss"] == [one["val_loss"] for one in after.logs]
+    assert model.history.history["val_loss"] == [record["val_loss"] for record in after.logs]
     np.testing.assert_allclose(float(model.optimizer.learning_rate), 0.01 * size**0.5, rtol=1e-6)
     begins_with_own_accumulators()
     other = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     other.optimizer.register_local_var(other.variables[0])
     for place, told in ((0, 0), (1, 1)):  # only the first may differ
         other.variables[place].assign_add(tf.fill(other.variables[place].shape, tf.cast(rank, tf.float64)))
-        with warnings() as found:
+        with warnings() as messages:
             fit(other, share(X), share(Y))
-        assert len([one for one in found if "begin to train with different weights" in one]) == told, found
+        assert len([record for record in messages if "begin to train with different weights" in record]) == told, (
+            messages
+        )
     layers = [keras.layers.Input((4,)), keras.layers.BatchNormalization(synchronized=True)]
     other = keras.Sequential(layers)
     other.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-    with warnings() as found:
+    with warnings() as messages:
         fit(other, share(X) * 1.0, share(X) * 1.0, epochs=1)
-    assert len([one for one in found if "synchronized=True has no effect" in one]) == 1, found
+    assert len([record for record in messages if "synchronized=True has no effect" in record]) == 1, messages
     for callback, wrong in (
         (
             tfdist.callbacks.BroadcastVariables(),
@@ -479,15 +487,15 @@ class Halves(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) / 2
-        self.model.set_weights([one / 2 for one in self.model.get_weights()])
+        self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
 
 
 def set_by_callbacks():
     """Weights and rates that all processes' callbacks set are those of one process."""
     expected = fit(make_model(keras.optimizers.SGD(0.1)), X, Y, callbacks=[Halves()])
-    found = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)))
-    assert_equal(fit(found, share(X), share(Y), callbacks=[Halves()]), expected)
-    assert_alike(found)
+    model = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    assert_equal(fit(model, share(X), share(Y), callbacks=[Halves()]), expected)
+    assert_alike(model)
 
 
 class Ends(keras.callbacks.Callback):
@@ -513,7 +521,9 @@ def resumed():
     model.compile(tfdist.DistributedOptimizer(model.optimizer), model.loss)
     seen = []
     begins = keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda batch, logs: seen or seen.extend(one.numpy() for one in model.optimizer.variables)
+        on_train_batch_begin=lambda batch, logs: (
+            seen or seen.extend(variable.numpy() for variable in model.optimizer.variables)
+        )
     )
     fit(model, share(X), share(Y), epochs=1, callbacks=[tfdist.callbacks.BroadcastVariables(), begins])
     for value in seen:

@@ -15,9 +15,9 @@ import keras
 failures = {}
 folder = Path.cwd()
 for number, block in enumerate(json.load(sys.stdin)):
-    own = folder / str(number)
-    own.mkdir()
-    os.chdir(own)
+    block_folder = folder / str(number)
+    block_folder.mkdir()
+    os.chdir(block_folder)
     keras.backend.clear_session()
     keras.config.set_dtype_policy("float32")
     try:

@@ -56,8 +56,8 @@ class Waits(keras.callbacks.Callback):
             time.sleep(0.01)
 
 
-own = train[worker::2]
-model.fit(*batch_of(own), batch_size=50, epochs=6, verbose=0, callbacks=[Waits()])
+local_pairs = train[worker::2]
+model.fit(*batch_of(local_pairs), batch_size=50, epochs=6, verbose=0, callbacks=[Waits()])
 accuracy = model.evaluate(*batch_of(test), verbose=0)[1]
 model.predict([np.arange(100), np.arange(100)], verbose=0)
 exported = [layer.export() for layer in layers]
@@ -66,7 +66,7 @@ result = {
     "accuracy": accuracy,
     "steps": link.session.pushes,
     "kept": layers[1]._rows.table.cache.found / layers[1]._rows.table.cache.asked,
-    "users": [len(exported[0][0]), bool(np.isin(USERS[own[:, 0]], exported[0][0]).all())],
-    "items": [len(exported[1][0]), bool(np.isin(ITEMS[own[:, 1]], exported[1][0]).all())],
+    "users": [len(exported[0][0]), bool(np.isin(USERS[local_pairs[:, 0]], exported[0][0]).all())],
+    "items": [len(exported[1][0]), bool(np.isin(ITEMS[local_pairs[:, 1]], exported[1][0]).all())],
 }
 print("RESULT", json.dumps(result), flush=True)

@@ -52,9 +52,9 @@ def fit(model, keys, epochs=3):
     return model.fit(keys, y, epochs=epochs, validation_data=(keys[:7], y[:7]), **given).history
 
 
-def difference(one, other):
-    one, other = (np.concatenate([np.ravel(part) for part in parts]) for parts in (one, other))
-    return float(np.abs(one - other).max() / np.abs(other).max())
+def difference(actual, expected):
+    actual, expected = (np.concatenate([np.ravel(part) for part in parts]) for parts in (actual, expected))
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 
 def compare():
@@ -72,13 +72,13 @@ def compare():
 
     weights = model.get_weights()
     everyone = [tfdist.all_gather(weight.reshape(1, -1)) for weight in weights if weight.size]
-    found = {"ranks": max(float(np.ptp(parts, axis=0).max()) for parts in everyone)}
+    report = {"ranks": max(float(np.ptp(parts, axis=0).max()) for parts in everyone)}
     if strategy.rank == 0:
         plain = OneHot(KEYS, DIM)
         expected = made(plain)
         plain.set_weights([INITIAL.rows(names, DIM, np.dtype(np.float32))])
         of_plain = fit(expected, places)
-        found |= {
+        report |= {
             "keys": bool(np.array_equal(keys, np.unique(x))),
             "rows": difference([rows], [plain.get_weights()[0][np.unique(places)]]),
             "weights": difference(weights[1:], expected.get_weights()[1:]),
@@ -88,8 +88,8 @@ def compare():
             "loaded": difference([loaded], [predictions]),
         }
         fit(expected, places, epochs=1)
-        found["after loading"] = difference([again.predict_on_batch(x)], [expected.predict_on_batch(places)])
-    print("RESULT", json.dumps(found), flush=True)
+        report["after loading"] = difference([again.predict_on_batch(x)], [expected.predict_on_batch(places)])
+    print("RESULT", json.dumps(report), flush=True)
 
 
 class Ready(keras.callbacks.Callback):

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 atexit.register(print, "at the end", flush=True)
-found = {
+result = {
     "arguments": sys.argv,
     "folder": os.getcwd(),
     "first on the path": sys.path[0],
@@ -28,7 +28,7 @@ found = {
     "keras": float(keras.initializers.RandomUniform()(shape=())),
     "hash": hash("a string"),
 }
-print("RESULT", json.dumps(found), flush=True)
+print("RESULT", json.dumps(result), flush=True)
 match os.environ["TEST_END"]:
     case "exit":
         while not os.path.exists("go"):

@@ -19,8 +19,8 @@ rank, size = tfdist.rank(), tfdist.size()
 everyone = range(size)
 
 
-def equal(found, expected):
-    np.testing.assert_allclose(tf.convert_to_tensor(found).numpy(), expected, rtol=1e-6)
+def equal(actual, expected):
+    np.testing.assert_allclose(tf.convert_to_tensor(actual).numpy(), expected, rtol=1e-6)
 
 
 def rows_of(owner):
@@ -177,12 +177,12 @@ def means_near_the_limits():
     for dtype in (*floats, tf.int8, tf.uint32, tf.int64, tf.uint64):
         limits = np.full([size, 2], dtype.real_dtype.max).astype(dtype.as_numpy_dtype)
         value = tf.constant(limits)
-        for found in (tfdist.all_reduce(value), in_graph(value), tfdist.reduce_scatter(value)):
-            assert found.dtype == dtype
+        for mean in (tfdist.all_reduce(value), in_graph(value), tfdist.reduce_scatter(value)):
+            assert mean.dtype == dtype
             if dtype.is_integer:
-                np.testing.assert_array_equal(found, limits[: len(found)])
+                np.testing.assert_array_equal(mean, limits[: len(mean)])
             else:
-                equal(tf.cast(found / limits[0, 0], tf.float64), 1)
+                equal(tf.cast(mean / limits[0, 0], tf.float64), 1)
     rows = tf.constant([6e4, *[rank] * (size - 1)], tf.float16)  # only the first process's part overflows
     equal(tfdist.reduce_scatter(rows), [(size - 1) / 2 if rank else 6e4])
 
@@ -209,9 +209,9 @@ def weights():
                 assert whole.dtype == dtype
     rows = tf.fill([2, 3], tf.cast(np.nan if rank == 0 else 2.0, tf.float16))
     for call in (sums.all_reduce, tf.function(sums.all_reduce)):
-        found = call(tf.IndexedSlices(rows, tf.constant([1, rank]), tf.constant([9, 3])), weight=weight)
-        np.testing.assert_allclose(found.values, np.repeat(2 * shares[1:], 2)[:, None] * np.ones(3), rtol=1e-3)
-        np.testing.assert_array_equal(found.indices, [place for r in everyone[1:] for place in (1, r)])
+        reduced = call(tf.IndexedSlices(rows, tf.constant([1, rank]), tf.constant([9, 3])), weight=weight)
+        np.testing.assert_allclose(reduced.values, np.repeat(2 * shares[1:], 2)[:, None] * np.ones(3), rtol=1e-3)
+        np.testing.assert_array_equal(reduced.indices, [place for r in everyone[1:] for place in (1, r)])
     with pytest.raises(ValueError, match="either weight or contributes"):
         sums.all_reduce(tf.IndexedSlices(tf.ones([1, 1]), [0]), weight=weight, contributes=tf.constant(True))
     with pytest.raises(ValueError, match="floating-point or complex tensors; got"):
@@ -324,8 +324,8 @@ def edges():
         return tf.concat([tfdist.receive(tf.TensorSpec([None, 2]), left, "in graphs") for _ in range(5)], 0)
 
     for rows in (5, 10):  # along one edge, as the sender likes
-        found = forward(tf.reshape(tf.range(2.0 * rows), [rows, 2]) + 1000 * rank)
-        equal(found, np.arange(2.0 * rows).reshape(rows, 2) + 1000 * left)
+        outputs = forward(tf.reshape(tf.range(2.0 * rows), [rows, 2]) + 1000 * rank)
+        equal(outputs, np.arange(2.0 * rows).reshape(rows, 2) + 1000 * left)
 
     @tf.function
     def known():

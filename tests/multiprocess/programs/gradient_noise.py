@@ -49,15 +49,15 @@ def fit(strategy=None, callbacks=(), rows=ROWS, optimizer=still, epochs=EPOCHS, 
     batch = BATCH
     if strategy is None:  # each process has data of its own
         inputs, batch = inputs[rank::size], BATCH // size
-    found = model.fit(
+    history = model.fit(
         inputs, 0 * inputs, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks)
     )
-    return model, found.history
+    return model, history.history
 
 
 def by_formula(replicas, rows=ROWS):
     """Means of S and ‖g‖² over the steps in which two replicas or more have samples."""
-    found = []
+    estimates = []
     for begin in range(0, rows, BATCH):
         parts = [part for part in np.array_split(PER_SAMPLE[begin : min(begin + BATCH, rows)], replicas) if len(part)]
         count = sum(map(len, parts))
@@ -65,8 +65,8 @@ def by_formula(replicas, rows=ROWS):
         large = np.sum(np.concatenate(parts).mean(axis=0) ** 2)
         if len(parts) > 1:
             variance = (small - large) * count / (len(parts) - 1)
-            found.append((variance, large - variance / count))
-    return np.mean(found, axis=0)
+            estimates.append((variance, large - variance / count))
+    return np.mean(estimates, axis=0)
 
 
 def assert_measured(callback, expected, epochs=EPOCHS):
@@ -84,10 +84,10 @@ def each_step():
         (two, ROWS, {"steps_per_execution": 2}),
     ):
         callback = tfdist.callbacks.GradientNoiseScale()
-        _, found = fit(tfdist.AllReduceStrategy(devices=devices), [callback], rows, **how)
+        _, history = fit(tfdist.AllReduceStrategy(devices=devices), [callback], rows, **how)
         assert_measured(callback, by_formula(size * len(devices), rows), how.get("epochs", EPOCHS))
         ratio = np.divide(callback.history["gradient_variance"], callback.history["gradient_signal"])
-        np.testing.assert_allclose(found["gradient_noise_scale"], ratio)
+        np.testing.assert_allclose(history["gradient_noise_scale"], ratio)
 
 
 def without_a_strategy():
@@ -96,7 +96,9 @@ def without_a_strategy():
     if size == 1:
         assert callback.history == {}
         return
-    parts = [PER_SAMPLE[: ROWS // BATCH * BATCH][one::size].reshape(-1, BATCH // size, WIDTH) for one in range(size)]
+    parts = [
+        PER_SAMPLE[: ROWS // BATCH * BATCH][process::size].reshape(-1, BATCH // size, WIDTH) for process in range(size)
+    ]
     small = np.mean([np.sum(part.mean(axis=1) ** 2, axis=1) for part in parts], axis=0)
     large = np.sum(np.mean(parts, axis=(0, 2)) ** 2, axis=1)
     variance = (small - large) * BATCH / (size - 1)
@@ -142,14 +144,14 @@ def sparse_and_mixed():
         for row in indices:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.square(tf.cast(model(row[None]), tf.float32) - 1))
-            parts = tape.gradient(loss, [one.value for one in model.trainable_variables])
-            grads.append(np.concatenate([np.reshape(tf.convert_to_tensor(one), -1) for one in parts]))
-        replicas, found = 2 * size, []
+            parts = tape.gradient(loss, [tensor.value for tensor in model.trainable_variables])
+            grads.append(np.concatenate([np.reshape(tf.convert_to_tensor(tensor), -1) for tensor in parts]))
+        replicas, variances = 2 * size, []
         for begin in range(0, 48, 12):
             parts = np.array_split(np.array(grads[begin : begin + 12]), replicas)
             small = sum(len(part) / 12 * np.sum(part.mean(axis=0) ** 2) for part in parts)
-            found.append((small - np.sum(np.mean(grads[begin : begin + 12], axis=0) ** 2)) * 12 / (replicas - 1))
-        np.testing.assert_allclose(values[name], np.mean(found), rtol=1e-4 if policy is None else 0.05)
+            variances.append((small - np.sum(np.mean(grads[begin : begin + 12], axis=0) ** 2)) * 12 / (replicas - 1))
+        np.testing.assert_allclose(values[name], np.mean(variances), rtol=1e-4 if policy is None else 0.05)
     keras.backend.set_floatx("float64")
 
 

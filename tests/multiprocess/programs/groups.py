@@ -218,7 +218,7 @@ def lossy():
         model.save(path)
         gathered = strategy.gather(tf.constant(numbers(model.get_weights()))[np.newaxis], axis=0).numpy()
         np.testing.assert_array_equal(gathered, gathered[:1].repeat(3, 0))
-        steps = {one.state.step for one in strategy.extended.compressor._tensors.values() if one}
+        steps = {tensor.state.step for tensor in strategy.extended.compressor._tensors.values() if tensor}
         assert steps == {12 if resumed else 6}, steps
     names = sorted(file.name for file in folder.glob("lossy.keras.*"))
     assert names == [f"lossy.keras.compression-{place}-of-3.npz" for place in range(3)], names
@@ -280,15 +280,15 @@ def trained_in_turn(seed, strategies):
             layers = [keras.layers.Input((6,)), keras.layers.Dense(units, "tanh"), keras.layers.Dense(1)]
             models.append(keras.Sequential(layers))
             models[-1].compile("adam", "mse")
-    found = [[] for _ in models]
+    predictions = [[] for _ in models]
     for epoch in range(2):
-        for model, parts, (_, units) in zip(models, found, strategies, strict=True):
+        for model, parts, (_, units) in zip(models, predictions, strategies, strict=True):
             model.fit(X, Y, epochs=epoch + 1, initial_epoch=epoch, **SETTINGS)
             path = own_folder / f"{units}.weights.h5"
             model.save_weights(path)
             model.load_weights(path)
             parts.append(model.predict(X, batch_size=16, verbose=0))
-    return [numbers(parts, model.get_weights()) for parts, model in zip(found, models, strict=True)]
+    return [numbers(parts, model.get_weights()) for parts, model in zip(predictions, models, strict=True)]
 
 
 def in_turn():
@@ -300,12 +300,12 @@ def in_turn():
     ]
     trained = dict(zip([units for _, units in strategies], trained_in_turn(11, strategies), strict=True))
     for units in sizes:
-        found = trained.get(units)
+        result = trained.get(units)
         length = 2 * 37 + 6 * units + units + units + 1
-        everyone = tfdist.all_gather(np.full((1, length), math.nan) if found is None else found[np.newaxis]).numpy()
-        own = [row for one, row in enumerate(everyone) if one in pairs[sizes.index(units)].ranks]
-        np.testing.assert_array_equal(own[0], own[1])
-        np.testing.assert_allclose(own[0], everyone[3], rtol=0, atol=1e-9)
+        everyone = tfdist.all_gather(np.full((1, length), math.nan) if result is None else result[np.newaxis]).numpy()
+        rows = [row for process, row in enumerate(everyone) if process in pairs[sizes.index(units)].ranks]
+        np.testing.assert_array_equal(rows[0], rows[1])
+        np.testing.assert_allclose(rows[0], everyone[3], rtol=0, atol=1e-9)
 
 
 @tf.function
@@ -326,7 +326,7 @@ def nested(pair):
 
 def over_two_groups_in_one_graph():
     for pair, (total, gathered, again) in zip(mine, over_each(tf.constant([10.0**rank])), strict=True):
-        wanted = [10.0**one for one in pair.ranks]
+        wanted = [10.0**member for member in pair.ranks]
         assert gathered.numpy().tolist() == wanted
         assert total.numpy().tolist() == again.numpy().tolist() == [sum(wanted)]
 

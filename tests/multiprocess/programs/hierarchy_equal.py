@@ -71,15 +71,15 @@ class HalvesAlone(Slower):
             self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
 
 
-found = {}
+results = {}
 for name, (make, x) in CASES.items():
     expected = [weight.astype("float64") for weight in train(make, x, Y, GLOBAL, HalvesAlone()).get_weights()]
     with strategy.scope():
         model = train(make, own_rows(x), own_rows(Y), OWN[worker], Slower())
     weights = model.get_weights()
-    found[name] = {
-        "error": max(float(np.max(np.abs(one - other))) for one, other in zip(weights, expected, strict=True)),
+    results[name] = {
+        "error": max(float(np.max(np.abs(actual - other))) for actual, other in zip(weights, expected, strict=True)),
         "iterations": int(model.optimizer._iterations),
         "sum": float(sum(np.sum(weight, dtype="float64") for weight in weights)),
     }
-print("RESULT", json.dumps(found), flush=True)
+print("RESULT", json.dumps(results), flush=True)

@@ -42,13 +42,13 @@ with strategy.scope():
     layers = [keras.layers.Input((64,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(10, "softmax")]
     model = keras.Sequential(layers)
     model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
-own = slice(worker, 1400, WORKERS)
+rows = slice(worker, 1400, WORKERS)
 meet = Meet()
-model.fit(images[own], labels[own], epochs=EPOCHS, batch_size=BATCH, verbose=0, callbacks=[meet])
-found = np.argmax(model.predict(images[1400:], verbose=0), 1)
+model.fit(images[rows], labels[rows], epochs=EPOCHS, batch_size=BATCH, verbose=0, callbacks=[meet])
+predictions = np.argmax(model.predict(images[1400:], verbose=0), 1)
 result = {
     "steps": meet.steps,
     "iterations": int(model.optimizer.iterations),
-    "accuracy": float(np.mean(found == labels[1400:])),
+    "accuracy": float(np.mean(predictions == labels[1400:])),
 }
 print("RESULT", json.dumps(result), flush=True)

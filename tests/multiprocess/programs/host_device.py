@@ -26,16 +26,16 @@ def trained(strategy, policy=None):
         model = keras.Model([rows, numbers], keras.layers.Dense(1, dtype=policy)(hidden))
         optimizer = keras.optimizers.Adam()
         model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if policy else optimizer, "mse", metrics=["mae"])
-    found = executed(lambda: model.fit(X, Y, batch_size=8, validation_data=(X, Y), verbose=0))
-    return model, found
+    operations = executed(lambda: model.fit(X, Y, batch_size=8, validation_data=(X, Y), verbose=0))
+    return model, operations
 
 
 def check(strategy, policy=None, devices=("CPU:1",)):
     """Every host call is on the host, the model is not, and batches are cut before they leave the host."""
-    model, found = trained(strategy, policy)
-    assert set(places(found, "PyFunc")) == {"CPU:0"}, places(found, "PyFunc")
-    assert set(places(found, "MatMul")) == set(devices), places(found, "MatMul")
-    assert {one.device for one in found if "tfdist_share" in one.name and one.kind == "GatherV2"} == {"CPU:0"}
+    model, operations = trained(strategy, policy)
+    assert set(places(operations, "PyFunc")) == {"CPU:0"}, places(operations, "PyFunc")
+    assert set(places(operations, "MatMul")) == set(devices), places(operations, "MatMul")
+    assert {one.device for one in operations if "tfdist_share" in one.name and one.kind == "GatherV2"} == {"CPU:0"}
     weights.update(hashlib.sha256(b"".join(one.tobytes() for one in model.get_weights())).digest())
     for variable in model.variables:
         first, *others = strategy.experimental_local_results(variable.value)

@@ -41,8 +41,8 @@ def trained(group):
 
 strategy, weights, history = trained(pair)
 _, expected, alone_history = trained(alone)
-for one, other in zip(weights, expected, strict=True):
-    np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
+for weight, other in zip(weights, expected, strict=True):
+    np.testing.assert_allclose(weight, other, rtol=0, atol=1e-9)
 for name, values in alone_history.items():
     np.testing.assert_allclose(history[name], values, rtol=1e-9)
 everyone = tfdist.all_gather(tf.constant([weights[0].ravel()[:4]]), group=pair)
@@ -72,8 +72,8 @@ if os.environ.get("TEST_KILL"):
         assert time.monotonic() < end, "the loss is not noticed"
         time.sleep(0.01)
     _, after, _ = trained(pair)
-    for one, other in zip(after, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
+    for weight, other in zip(after, expected, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=0, atol=1e-9)
     try:
         tfdist.all_reduce(tf.constant(1.0))
     except tfdist.PeerLostError as error:

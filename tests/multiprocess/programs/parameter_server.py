@@ -67,7 +67,7 @@ accuracy = model.evaluate(*test, verbose=0)[1]
 (link,) = strategy.extended._links.values()
 result = {
     "accuracy": accuracy,
-    "steps": next(one.counted for one in link.report().workers if one.number == worker),
+    "steps": next(entry.counted for entry in link.report().workers if entry.number == worker),
     "iterations": int(model.optimizer.iterations),
     "norm": float(np.linalg.norm(model.get_weights()[0])),
 }

@@ -13,7 +13,7 @@ import tfdist
 
 RANK = int(os.environ.get("TEST_RANK", "1"))
 strategy = tfdist.PipelineStrategy(stages=int(os.environ.get("TEST_STAGES", "2")), micro_batches=2)
-own = strategy.rank == RANK
+deviates = strategy.rank == RANK
 
 
 def made():
@@ -43,11 +43,11 @@ def weightless():
 
 
 def other_values():
-    fit(dataset(scale=2.0 if own else 1.0).batch(8))
+    fit(dataset(scale=2.0 if deviates else 1.0).batch(8))
 
 
 def other_sizes():
-    fit(dataset(42).batch(7 if own else 8))  # six batches of both
+    fit(dataset(42).batch(7 if deviates else 8))  # six batches of both
 
 
 def unseeded():
@@ -61,21 +61,21 @@ def of_unknown_length(rows):
 
 
 def longer():
-    fit(of_unknown_length(64 if own else 40))
+    fit(of_unknown_length(64 if deviates else 40))
 
 
 def shorter_validation():
-    fit(dataset().batch(8), validation_data=of_unknown_length(16 if own else 40))
+    fit(dataset().batch(8), validation_data=of_unknown_length(16 if deviates else 40))
 
 
 def longer_as_is_known():
-    fit(dataset(64 if own else 40).batch(8))
+    fit(dataset(64 if deviates else 40).batch(8))
 
 
 def raising():
     class Raising(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            if own and batch == 2:
+            if deviates and batch == 2:
                 raise ValueError("boom")
 
     fit(dataset().batch(8), callbacks=[Raising()])

@@ -14,12 +14,12 @@ with strategy.scope():
     model.compile("sgd", "mse")
 x, y = models.data_of(model)
 model.fit(x[0], y[0], batch_size=6, verbose=0)
-found, planned = strategy.recorded(), strategy.schedule
+recorded, planned = strategy.recorded(), strategy.schedule
 table = strategy.extended.of_model(model).table
-spans = {span.action: span for row in found.spans for span in row}
-for row, expected in zip(found.spans, planned.spans, strict=True):
+spans = {span.action: span for row in recorded.spans for span in row}
+for row, expected in zip(recorded.spans, planned.spans, strict=True):
     assert [span.action for span in row] == [span.action for span in expected]
 for action, span in spans.items():
-    assert all(spans[one].begin < span.begin for one in table.needs(action)), action
+    assert all(spans[needed].begin < span.begin for needed in table.needs(action)), action
 times = [(span.begin, span.end) for span in spans.values()]
-print("RESULT " + json.dumps({"times": times, "idle": found.idle_share}), flush=True)
+print("RESULT " + json.dumps({"times": times, "idle": recorded.idle_share}), flush=True)

@@ -44,18 +44,18 @@ def check(name, schedule, graph):
     expected_outputs, _, expected = models.of_whole(model, x, y)
     compute = tf.function(step, autograph=False) if graph else step
     for _ in range(2):
-        outputs, found = compute(*x, *y)
+        outputs, actual = compute(*x, *y)
         assert len(outputs) == (len(model.outputs) if rank == size - 1 else 0)
-        for one, other in zip(outputs, expected_outputs if outputs else [], strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-        homes = {key for key, one in enumerate(model.trainable_variables) if is_here(stages, table, one)}
-        assert found.keys() == homes, (rank, name)
-        for key, gradient in found.items():
+        for tensor, other in zip(outputs, expected_outputs if outputs else [], strict=True):
+            np.testing.assert_allclose(tensor, other, rtol=1e-5, atol=1e-6)
+        homes = {key for key, tensor in enumerate(model.trainable_variables) if is_here(stages, table, tensor)}
+        assert actual.keys() == homes, (rank, name)
+        for key, gradient in actual.items():
             variable = model.trainable_variables[key]
             if len(stages.homes[id(variable)]) > 1:  # each stage has its own part of the gradient
                 continue
-            one, other = tf.convert_to_tensor(gradient), tf.convert_to_tensor(expected[id(variable)])
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=variable.path)
+            tensor, other = tf.convert_to_tensor(gradient), tf.convert_to_tensor(expected[id(variable)])
+            np.testing.assert_allclose(tensor, other, rtol=1e-5, atol=1e-6, err_msg=variable.path)
 
 
 def is_here(stages, table, variable):

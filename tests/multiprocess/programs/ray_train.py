@@ -25,12 +25,12 @@ def train(config):
         model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     history = model.fit(x, x.sum(axis=1), epochs=3, batch_size=10, verbose=0, shuffle=False)
-    found = {
+    result = {
         "size": strategy.size,
         "loss": history.history["loss"],
         "weights": [weight.ravel().tolist() for weight in model.get_weights()],
     }
-    (Path(config["folder"]) / f"{strategy.rank}-of-{strategy.size}.json").write_text(json.dumps(found))
+    (Path(config["folder"]) / f"{strategy.rank}-of-{strategy.size}.json").write_text(json.dumps(result))
 
 
 folder = sys.argv[1]

@@ -51,6 +51,6 @@ result = {
     "accuracy": accuracy,
     "pushes": link.session.pushes,
     "iterations": link.session.iterations,
-    "counted": {one.number: one.counted for one in report.workers},
+    "counted": {entry.number: entry.counted for entry in report.workers},
 }
 print("RESULT", json.dumps(result), flush=True)

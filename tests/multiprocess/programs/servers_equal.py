@@ -111,17 +111,17 @@ def train(make, x, y, batch_size):
     return model
 
 
-found = {}
+results = {}
 for name in os.environ["TEST_CASES"].split(","):
     make, x, y = CASES[name]
     expected = [weight.astype("float64") for weight in train(make, x, y, GLOBAL).get_weights()]
     with strategy.scope():
         model = train(make, own_rows(x), own_rows(y), OWN[worker])
     weights = model.get_weights()
-    found[name] = {
-        "error": max(float(np.max(np.abs(one - other))) for one, other in zip(weights, expected, strict=True)),
+    results[name] = {
+        "error": max(float(np.max(np.abs(actual - other))) for actual, other in zip(weights, expected, strict=True)),
         "iterations": int(model.optimizer._iterations),
         "is_there": all(weight.value.device.endswith(device) for weight in model.weights),
         "sum": float(sum(np.sum(weight, dtype="float64") for weight in weights)),
     }
-print("RESULT", json.dumps(found), flush=True)
+print("RESULT", json.dumps(results), flush=True)

@@ -80,10 +80,10 @@ if dies == "chief":  # a stream, equal each time that the chief's program runs
     model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[Meet()])
 else:
     model.fit(*given, epochs=EPOCHS, batch_size=BATCH, verbose=0, callbacks=[Meet()])
-found = np.argmax(model.predict((images[SAMPLES:], 0 * numbers[SAMPLES:]), verbose=0)[0], 1)
+predictions = np.argmax(model.predict((images[SAMPLES:], 0 * numbers[SAMPLES:]), verbose=0)[0], 1)
 (link,) = strategy.extended._links.values()
 result = {
-    "accuracy": float(np.mean(found == labels[SAMPLES:])),
+    "accuracy": float(np.mean(predictions == labels[SAMPLES:])),
     "pushes": link.session.pushes,
     "iterations": link.session.iterations,
     "counts": np.unique(model.get_layer("count").get_weights()[0] / RATE).tolist(),

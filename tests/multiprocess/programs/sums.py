@@ -30,7 +30,7 @@ def forbid(names):
     for place, number in enumerate(numbers):
         program.append((0x15, len(numbers) - place, 0, number))
     program += [(0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050000 | errno.EPERM)]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in program))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.prctl(38, 1, 0, 0, 0) == 0

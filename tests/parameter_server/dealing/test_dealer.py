@@ -338,30 +338,30 @@ class Simulation:
         return self.random.random() < 0.9  # else the answer is lost, and the worker pushes again
 
     def step(self, worker):
-        one = self.workers[worker]
-        if one["place"] == len(self.epochs):
+        state = self.workers[worker]
+        if state["place"] == len(self.epochs):
             return
-        epoch = self.epochs[one["place"]]
-        if not one["begun"]:
+        epoch = self.epochs[state["place"]]
+        if not state["begun"]:
             self.dealer.begin(worker, epoch, self.samples, self.batch_size, 1)
-            one["begun"] = True
-        if one["held"] and self.random.random() < 0.5:
-            batch = one["held"][0]
+            state["begun"] = True
+        if state["held"] and self.random.random() < 0.5:
+            batch = state["held"][0]
             if self.random.random() < 0.2:
                 self.late.append((worker, epoch, batch))
             if self.push(worker, epoch, batch):
-                one["held"].pop(0)
+                state["held"].pop(0)
             return
-        answer = self.dealer.take(worker, epoch, one["request"])
+        answer = self.dealer.take(worker, epoch, state["request"])
         if self.random.random() < 0.1:
             return  # the answer is lost: the worker asks again with the same number
         if isinstance(answer, Batch):
-            one["request"] += 1
-            if answer not in one["held"]:
-                one["held"].append(answer)
+            state["request"] += 1
+            if answer not in state["held"]:
+                state["held"].append(answer)
         elif answer == EpochOver():
-            assert not one["held"] or all(not self.dealer.may_commit(worker, held.ticket) for held in one["held"])
-            one.update(place=one["place"] + 1, begun=False, held=[])
+            assert not state["held"] or all(not self.dealer.may_commit(worker, held.ticket) for held in state["held"])
+            state.update(place=state["place"] + 1, begun=False, held=[])
 
     def trouble(self):
         chance = self.random.random()
@@ -378,26 +378,26 @@ class Simulation:
             if newcomer < 8:
                 self.workers[newcomer] = self.fresh()
         elif chance < 0.06:
-            self.snapshot = json.dumps(self.dealer.state()), {key: list(one) for key, one in self.applied.items()}
+            self.snapshot = json.dumps(self.dealer.state()), {key: list(entry) for key, entry in self.applied.items()}
         elif chance < 0.065 and self.snapshot:  # the server starts again, and its updates since the snapshot are gone
             self.dealer = Dealer()
             self.dealer.restore(json.loads(self.snapshot[0]))
-            self.applied = {key: list(one) for key, one in self.snapshot[1].items()}
-            for one in self.workers.values():
-                one.update(begun=False, request=0, place=0)
+            self.applied = {key: list(entry) for key, entry in self.snapshot[1].items()}
+            for entry in self.workers.values():
+                entry.update(begun=False, request=0, place=0)
         elif chance < 0.15 and self.late:
             self.push(*self.late.pop(self.random.randrange(len(self.late))))
 
     def held(self, worker):
-        one = self.workers[worker]
-        return one["held"] if one["place"] < len(self.epochs) else []
+        state = self.workers[worker]
+        return state["held"] if state["place"] < len(self.epochs) else []
 
     def run(self, troubled_steps):
         for _ in range(troubled_steps):
             self.trouble()
             self.step(self.random.choice(list(self.workers)))
         steps = 0
-        while any(one["place"] < len(self.epochs) for one in self.workers.values()):
+        while any(state["place"] < len(self.epochs) for state in self.workers.values()):
             self.step(self.random.choice(list(self.workers)))
             steps += 1
             assert steps < 20_000, "nobody gets on"

@@ -66,11 +66,11 @@ class Talk:
 
 def test_batches_are_dealt_and_the_epoch_ends():
     talk = Talk(workers=1)
-    found = []
+    batches = []
     for _ in range(3):
-        found.append(talk.batch(0))
-        talk.commit(0, found[-1])
-    assert [(one.start, one.stop) for one in found] == [(0, 4), (4, 8), (8, 10)]
+        batches.append(talk.batch(0))
+        talk.commit(0, batches[-1])
+    assert [(batch.start, batch.stop) for batch in batches] == [(0, 4), (4, 8), (8, 10)]
     assert talk.take(0)[-1].is_over
 
 
@@ -91,10 +91,10 @@ def test_a_request_that_comes_again_gets_the_same_batch():
 def test_worker_without_a_batch_is_notified_once_and_waits():
     talk = Talk(samples=4)
     batch = talk.batch(0)
-    assert [type(one) for one in talk.take(1)] == [NoBatch]
+    assert [type(message) for message in talk.take(1)] == [NoBatch]
     assert talk.idle == [{1}]
     waiting = talk.take(1, is_idle=True)
-    assert [type(one) for one in waiting] == [Waiting]
+    assert [type(message) for message in waiting] == [Waiting]
     talk.deals.give_back(0, batch.ticket)
     assert isinstance(waiting[-1], DealtBatch)
     assert talk.idle == [{1}, set()]
@@ -105,7 +105,7 @@ def test_worker_with_a_batch_waits_without_notification():
     talk.batch(0)
     other = talk.batch(1)
     waiting = talk.take(1)
-    assert [type(one) for one in waiting] == [Waiting]
+    assert [type(message) for message in waiting] == [Waiting]
     talk.commit(1, other)
     assert waiting[-1] == NoBatch(waiting[0].id, is_over=False), "now it has none"
 
@@ -239,9 +239,9 @@ class Streaming(Talk):
 
 def test_a_stream_is_asked_for_more_when_there_is_room():
     talk = Streaming(workers=1)
-    assert [one.wanted for one in talk.bring(0)] == [1]
+    assert [message.wanted for message in talk.bring(0)] == [1]
     waiting = talk.bring(1)
-    assert [type(one) for one in waiting] == [Waiting]
+    assert [type(message) for message in waiting] == [Waiting]
     batch, number = talk.content(0)
     assert number == 0
     assert waiting[-1].wanted == 2
@@ -255,7 +255,7 @@ def test_a_stream_is_asked_for_more_when_there_is_room():
 def test_waiting_worker_gets_the_next_batch_of_a_stream():
     talk = Streaming()
     waiting = talk.take(1)
-    assert [(type(one), one.awaited) for one in waiting] == [(Waiting, (0,))]
+    assert [(type(message), message.awaited) for message in waiting] == [(Waiting, (0,))]
     talk.bring(0)
     assert isinstance(waiting[-1], DealtBatch)
     assert not talk.idle
@@ -278,7 +278,7 @@ def test_stream_ends_when_its_worker_leaves_the_epoch(how):
     assert answer.wanted == 1
     waiting = talk.bring(1)
     full = talk.bring(2)
-    assert [type(one) for one in full] == [Waiting]
+    assert [type(message) for message in full] == [Waiting]
     if how == "it leaves":
         talk.say(LeaveEpoch, 0, 1)
     else:

@@ -73,7 +73,7 @@ def test_all_workers_use_the_first_workers_order(served):
     first.begin(0)
     second.begin(0)
     tickets = [first.tickets(), second.tickets(), first.tickets()]
-    seen = np.concatenate([next(one)[1] for one in tickets])
+    seen = np.concatenate([next(iterator)[1] for iterator in tickets])
     assert sorted(seen) == list(range(10))
 
 
@@ -117,8 +117,8 @@ def test_worker_considered_lost_gets_its_batches_again(served):
     epochs.begin(0)
     next(epochs.tickets())
     served.server.lost(0)
-    found = Reading(epochs).join()
-    assert sorted(np.concatenate([indices for _, indices in found])) == list(range(10))
+    batches = Reading(epochs).join()
+    assert sorted(np.concatenate([indices for _, indices in batches])) == list(range(10))
 
 
 def test_a_server_that_does_not_answer_is_an_error():

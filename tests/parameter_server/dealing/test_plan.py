@@ -17,10 +17,10 @@ def test_orders_are_permutations_which_differ_by_epoch_and_seed():
     plan = Plan(1000, 32, 5)
     orders = [order(plan, (0, 0)), order(plan, (0, 1)), order(plan, (1, 0)), order(Plan(1000, 32, 6), (0, 0))]
     orders.append(order(Plan(1000, 32, 5 + 2**32), (0, 0)))
-    for one in orders:
-        assert one.dtype == np.int64
-        np.testing.assert_array_equal(np.sort(one), np.arange(1000))
-    assert len({one.tobytes() for one in orders}) == len(orders)
+    for permutation in orders:
+        assert permutation.dtype == np.int64
+        np.testing.assert_array_equal(np.sort(permutation), np.arange(1000))
+    assert len({permutation.tobytes() for permutation in orders}) == len(orders)
     np.testing.assert_array_equal(order(plan, (0, 0)), orders[0])
     np.testing.assert_array_equal(order(Plan(5, 2, None), (3, 3)), range(5))
 

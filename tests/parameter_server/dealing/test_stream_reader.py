@@ -34,12 +34,12 @@ def numbers(count, opened=None):
 
 def used(epochs):
     """Uses all tickets of an epoch up; returns the numbers that came with them."""
-    found = []
+    received = []
     for ticket, (number, negative) in epochs.tickets():
         assert number[0] == -negative[0]
-        found.append(int(number[0]))
+        received.append(int(number[0]))
         epochs.skip(ticket)
-    return found
+    return received
 
 
 def test_each_epoch_reads_the_stream_anew(served):
@@ -55,13 +55,13 @@ def test_workers_share_a_stream(served):
     first, second = served.epochs(0, PLAN, stream=numbers(30)), served.epochs(1, PLAN)
     first.begin(0)
     second.begin(0)
-    found = []
-    other = threading.Thread(target=lambda: found.extend(used(second)), daemon=True)
+    second_numbers = []
+    other = threading.Thread(target=lambda: second_numbers.extend(used(second)), daemon=True)
     other.start()
-    own = used(first)
+    first_numbers = used(first)
     other.join(DEADLINE)
     assert not other.is_alive()
-    assert sorted(own + found) == list(range(30))
+    assert sorted(first_numbers + second_numbers) == list(range(30))
 
 
 def test_stream_is_read_only_while_there_is_room(served):
@@ -81,7 +81,7 @@ def test_stream_is_read_only_while_there_is_room(served):
 
 
 def test_a_server_that_is_started_again_gets_the_stream_from_its_beginning():
-    opened, found = [], []
+    opened, received = [], []
     with serving(deals=DealerService()) as server:
         address = server.address
         epochs = SharedEpochs(lambda: Connection(address, "ps 0", DEADLINE), 0, 0, PLAN, stream=numbers(6, opened))
@@ -90,11 +90,11 @@ def test_a_server_that_is_started_again_gets_the_stream_from_its_beginning():
         epochs.skip(next(tickets)[0])
     with serving(address=address, deals=DealerService()):
         for ticket, (number, _) in tickets:
-            found.append(int(number[0]))
+            received.append(int(number[0]))
             with contextlib.suppress(MessageRefusedError):  # of a batch that the first one has dealt
                 epochs.skip(ticket)
         epochs.close()
-    assert found[-6:] == list(range(6))
+    assert received[-6:] == list(range(6))
     assert len(opened) == 2
 
 
@@ -103,19 +103,19 @@ def test_restarted_worker_continues_the_stream(served):
     first.begin(0)
     second.begin(0)
     tickets = second.tickets()
-    found = []
+    received = []
     for _ in range(4):
         ticket, (number, _) = next(tickets)
-        found.append(int(number[0]))
+        received.append(int(number[0]))
         second.skip(ticket)
     first._bringer.stop()
     served.server.lost(0)
     again = served.epochs(0, PLAN, stream=numbers(8))
     again.begin(0)
     for ticket, (number, _) in tickets:
-        found.append(int(number[0]))
+        received.append(int(number[0]))
         second.skip(ticket)
-    assert found == list(range(8))
+    assert received == list(range(8))
 
 
 def test_data_that_cannot_be_read_are_an_error_on_every_worker(served):

@@ -17,8 +17,8 @@ from tfdist.parameter_server.worker.session import Session
 def connect_to(roots, timeout=DEADLINE):
     def connect(stack, ended):
         made = [Connection(root.address, f"ps {n}", timeout, failure=ended) for n, root in enumerate(roots)]
-        for one in made:
-            stack.callback(one.close)
+        for connection in made:
+            stack.callback(connection.close)
         return made
 
     return connect

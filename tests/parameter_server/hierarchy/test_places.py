@@ -26,7 +26,7 @@ def test_servers_after_the_roots_serve_their_hosts_workers():
     assert places.roots == (4, 5)
     assert places.workers == {6: (FAR,), 7: (CHIEF, NEAR)}
     assert places.members == {6, 7, ALONE}
-    assert [places.server_of(one) for one in (CHIEF, NEAR, FAR, ALONE, 99)] == [7, 7, 6, None, None]
+    assert [places.server_of(task) for task in (CHIEF, NEAR, FAR, ALONE, 99)] == [7, 7, 6, None, None]
     assert places.chief == 7
 
 

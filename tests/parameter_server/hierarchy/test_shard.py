@@ -50,8 +50,8 @@ def tree(above, within, *hosts, roots=1, begun=True, momentum=0.0):
 
 def begin(sessions, momentum=0.0):
     """All begin at the same time: the chief's values are for all of them."""
-    of = described(momentum)
-    return on_all(sessions, lambda worker, one: one.begin(*of, None if worker else first_state))
+    description = described(momentum)
+    return on_all(sessions, lambda worker, session: session.begin(*description, None if worker else first_state))
 
 
 def reported(server):
@@ -73,8 +73,8 @@ def loss(session):
 def test_workers_begin_with_the_chiefs_values():
     with tree(Asynchronous(), SoftSync(), (0, 1), (2, 3), begun=False) as (sessions, _, _):
         for session, vectors in zip(sessions, begin(sessions), strict=True):
-            for one, other in zip(session.whole(vectors), first_values(), strict=True):
-                np.testing.assert_array_equal(one, other)
+            for array, other in zip(session.whole(vectors), first_values(), strict=True):
+                np.testing.assert_array_equal(array, other)
 
 
 @pytest.mark.parametrize("roots", [1, 2])
@@ -95,7 +95,9 @@ def test_synchronous_steps_are_means_by_samples_over_all_hosts(roots):
         for root in running:
             report = reported(root)
             assert report.version == 2
-            assert {one.number: one.counted for one in report.workers} == {10: 2, 11: 2}, "one push for each host"
+            assert {status.number: status.counted for status in report.workers} == {10: 2, 11: 2}, (
+                "one push for each host"
+            )
         assert [session.version for session in sessions] == [2, 2, 2]
 
 
@@ -110,7 +112,7 @@ def test_every_asynchronous_update_counts_once():
         assert loss(sessions[0]) == 33.0
         assert sessions[0].iterations == 33
         assert reported(running[0]).version == 33
-        assert {one.number: one.counted for one in reported(servers[0]).workers} == {0: 10, 1: 11}
+        assert {status.number: status.counted for status in reported(servers[0]).workers} == {0: 10, 1: 11}
         assert sum(reported(running[0]).staleness.values()) == 33
 
 
@@ -181,7 +183,7 @@ def test_roots_drop_a_model_that_all_hosts_left(is_over):
             again.close()
         connection = Connection(root.address, "ps 0", DEADLINE)
         models = connection.request(Inspect)[0].models
-        assert [one.occurrence for one in models] == ([1] if is_over else [0, 1])
+        assert [model.occurrence for model in models] == ([1] if is_over else [0, 1])
         connection.close()
 
 
@@ -225,7 +227,7 @@ def test_learning_rate_values_and_slots_pass_through_host_servers():
         chief.put([np.zeros(shape, np.float32) for shape in SHAPES])
         state = other.state()
         assert all(not value.any() for value in state.values)
-        assert [own["momentum"].mean() for own in state.slots] == [-0.5] * 4
+        assert [slots["momentum"].mean() for slots in state.slots] == [-0.5] * 4
         assert int(state.scalars["iteration"]) == 1
         other.step(ones(other))
         for average in other.averages():
@@ -285,5 +287,5 @@ def test_push_counted_before_connection_failure_is_answered(monkeypatch):
             other.begin(*described(), first_state)
             worker.request(lambda id: Attach(id, 0, again, model))
             push = lambda id: Push(id, 0, again, 0, 0, 0, 1.0, pulls=True)  # noqa: E731
-            (answer,) = on_all([worker], lambda _, one: one.request(push, ones(other)[0].arrays())[0])
+            (answer,) = on_all([worker], lambda _, connection: connection.request(push, ones(other)[0].arrays())[0])
             assert answer.version == 1

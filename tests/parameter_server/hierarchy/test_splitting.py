@@ -20,11 +20,12 @@ def test_single_root_gets_all_gradients():
 def test_split_dense_gradients_join_to_the_original():
     model, given = model_of(2), arrays()
     parts = split_by_root(PushedGradients(("dense",) * 4, WHOLE.layout().vectors(given)), WHOLE, model)
-    found = [
-        list(shapes.layout().arrays(own.vectors).values()) for shapes, own in zip(model.shapes, parts, strict=True)
+    split = [
+        list(shapes.layout().arrays(gradients.vectors).values())
+        for shapes, gradients in zip(model.shapes, parts, strict=True)
     ]
-    for one, other in zip(model.whole(found), given, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, other in zip(model.whole(split), given, strict=True):
+        np.testing.assert_array_equal(array, other)
 
 
 def test_rows_go_to_the_root_that_has_them():
@@ -36,10 +37,10 @@ def test_rows_go_to_the_root_that_has_them():
     parts = split_by_root(PushedGradients(kinds, dense, {0: (rows, indices)}), WHOLE, model)
     total = np.zeros(SHAPES[0], np.float32)
     scalars = []
-    for shard, own in zip(model.dealing.shards, parts, strict=True):
-        assert own.kinds == tuple(kinds[part.variable] for part in shard)
-        scalars += [vector.tolist() for vector in own.vectors if vector.size]
-        for place, (some, at) in own.sparse.items():
+    for shard, gradients in zip(model.dealing.shards, parts, strict=True):
+        assert gradients.kinds == tuple(kinds[part.variable] for part in shard)
+        scalars += [vector.tolist() for vector in gradients.vectors if vector.size]
+        for place, (some, at) in gradients.sparse.items():
             np.add.at(total[shard[place].begin : shard[place].end], at, some)
     assert scalars == [[float(given[2])]]
     expected = np.zeros_like(total)

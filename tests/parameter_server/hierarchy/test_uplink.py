@@ -24,14 +24,14 @@ def made():
 
 def test_results_arrive_in_order_on_the_servers_thread(made):
     uplink, posted, failures, _ = made
-    found = []
-    uplink.ask(lambda session: session[0], found.append)
-    uplink.ask(lambda session: 2, found.append)
+    results = []
+    uplink.ask(lambda session: session[0], results.append)
+    uplink.ask(lambda session: 2, results.append)
     events = [posted.get(timeout=DEADLINE) for _ in range(2)]
-    assert found == [], "nothing is called on the other thread"
+    assert results == [], "nothing is called on the other thread"
     for event in events:
         event()
-    assert found == ["connection", 2]
+    assert results == ["connection", 2]
     assert failures == []
 
 
@@ -48,7 +48,7 @@ def test_uplink_reports_a_failure(made):
 
 def test_abandoned_request_posts_no_result(made):
     uplink, posted, failures, _ = made
-    begun, found = queue.Queue(), []
+    begun, results = queue.Queue(), []
 
     def work(session):
         begun.put(session[1])
@@ -56,7 +56,7 @@ def test_abandoned_request_posts_no_result(made):
             pass
         raise session[1]()
 
-    uplink.ask(work, found.append)
+    uplink.ask(work, results.append)
     ended = begun.get(timeout=DEADLINE)
     uplink.abandon()
     assert "this server of a host ends" in str(ended())

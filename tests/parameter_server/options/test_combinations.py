@@ -33,7 +33,10 @@ COMPENSATED = Asynchronous(DelayCompensated(0.1))
             {"pushes": Gradients(prefetch=1), "synchronization": Synchronous()},
             r"pushes=Gradients\(prefetch=1\) does not",
         ),
-        *(({"pushes": one, "data": "shared"}, "use data=") for one in (LocalSteps(2), ElasticAveraging(), Hogwild())),
+        *(
+            ({"pushes": pushes, "data": "shared"}, "use data=")
+            for pushes in (LocalSteps(2), ElasticAveraging(), Hogwild())
+        ),
         (
             {"pushes": Gradients(parameters=Int8()), "synchronization": COMPENSATED},
             "servers send parameters that differ from their own",

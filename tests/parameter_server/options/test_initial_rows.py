@@ -25,9 +25,9 @@ def test_a_row_depends_on_seed_and_key_only(distribution, dtype):
 
 def test_uniform_rows_never_change():
     """Workers and servers of different versions must agree."""
-    found = InitialRows(scale=1.0, seed=0).rows(np.array([0, -1]), 3, FLOAT64)
+    rows = InitialRows(scale=1.0, seed=0).rows(np.array([0, -1]), 3, FLOAT64)
     expected = [[2065550767, -501176263, -1581685260], [-987062438, -1518897109, -2132438850]]
-    np.testing.assert_array_equal(found * 2**31, expected)
+    np.testing.assert_array_equal(rows * 2**31, expected)
 
 
 def test_uniform_rows_fill_their_range():

@@ -39,24 +39,27 @@ COMPRESSIONS = [
     c.by_size({0: None, 10: c.QSGD(levels=3)}),
 ]
 GIVEN = [
-    *({"synchronization": one} for one in (BoundedStaleness(2), SoftSync(3), Synchronous(backup_workers=1))),
+    *({"synchronization": option} for option in (BoundedStaleness(2), SoftSync(3), Synchronous(backup_workers=1))),
     {"synchronization": BoundedStaleness(2, Inverse())},
-    *({"synchronization": Asynchronous(one)} for one in (Exponential(0.5), DropBeyond(4), DelayCompensated(2.0, 0.5))),
-    *({"pushes": one} for one in (LocalSteps(4), ElasticAveraging(3, 0.5), Hogwild(), Gradients(sparse="lazy"))),
-    *({"pushes": Gradients(one, c.Int8(), 1)} for one in COMPRESSIONS),
+    *(
+        {"synchronization": Asynchronous(option)}
+        for option in (Exponential(0.5), DropBeyond(4), DelayCompensated(2.0, 0.5))
+    ),
+    *({"pushes": option} for option in (LocalSteps(4), ElasticAveraging(3, 0.5), Hogwild(), Gradients(sparse="lazy"))),
+    *({"pushes": Gradients(option, c.Int8(), 1)} for option in COMPRESSIONS),
     {"pushes": LocalSteps(4, c.TopK(0.5))},
     {"servers": PerHost(BoundedStaleness(2), roots=2)},
-    *({"servers": one} for one in (Servers(copies=1), Servers(snapshots="folder", snapshot_seconds=2.0))),
+    *({"servers": option} for option in (Servers(copies=1), Servers(snapshots="folder", snapshot_seconds=2.0))),
     {"servers": PerHost(snapshots="folder")},
 ]
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=str)
 def test_encoded_options_decode_to_equal_options(given):
-    found = published.decode(of(**given).encode())
-    assert found == of(**given)
-    assert found.own == ()
-    made = found.arguments()
+    decoded = published.decode(of(**given).encode())
+    assert decoded == of(**given)
+    assert decoded.own == ()
+    made = decoded.arguments()
     for name, value in given.items():
         assert repr(getattr(made, name)) == repr(value)
         assert type(getattr(made, name)) is type(value)
@@ -70,8 +73,8 @@ def test_different_options_raise_and_are_named():
     others = [
         {"data": "shared"},
         {"synchronization": Asynchronous(Inverse())},
-        *({"pushes": one} for one in (LocalSteps(2), Gradients(c.Int8()), Gradients(parameters=c.TopK(0.5)))),
-        *({"servers": one} for one in (PerHost(), Servers(copies=1))),
+        *({"pushes": value} for value in (LocalSteps(2), Gradients(c.Int8()), Gradients(parameters=c.TopK(0.5)))),
+        *({"servers": value} for value in (PerHost(), Servers(copies=1))),
     ]
     for given in others:
         with pytest.raises(MismatchError, match=f"{next(iter(given))}=.* on chief 0 .*same arguments on every task"):
@@ -113,10 +116,10 @@ class OwnMethod(c.Int8):
     ],
 )
 def test_user_defined_classes_need_the_script(name, value):
-    found = published.decode(of(**{name: value}).encode())
-    assert found.own == (name,)
+    decoded = published.decode(of(**{name: value}).encode())
+    assert decoded.own == (name,)
     with pytest.raises(TfdistError, match=f"{name} is .*of a class that is not tfdist's own.* Run the script on the"):
-        found.made(name)
+        decoded.made(name)
 
 
 def test_user_defined_classes_are_compared():

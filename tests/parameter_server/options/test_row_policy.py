@@ -9,7 +9,7 @@ NONE = np.empty(0, np.int64)
 
 
 def evicted(policy, keys, uses, last_used, new=0, kept=NONE):
-    keys, uses, last_used = (np.asarray(one, np.int64) for one in (keys, uses, last_used))
+    keys, uses, last_used = (np.asarray(column, np.int64) for column in (keys, uses, last_used))
     return sorted(keys[policy.surplus(keys, uses, last_used, new, np.asarray(kept, np.int64))].tolist())
 
 

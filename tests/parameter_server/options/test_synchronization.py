@@ -62,7 +62,7 @@ def test_late_gradients_are_unscaled_by_default():
 
 
 def test_repr_contains_given_arguments_only():
-    assert [repr(one) for one in (Asynchronous(), SoftSync(2, Inverse()))] == [
+    assert [repr(mode) for mode in (Asynchronous(), SoftSync(2, Inverse()))] == [
         "Asynchronous()",
         "SoftSync(n=2, late=Inverse())",
     ]

@@ -50,8 +50,8 @@ def test_other_memory_or_files_are_not_mapped(made, of, tmp_path):
             "file": {"opened": other.fileno()},
             "anything": {"process": -(1 << 62), "opened": -1, "token": b""},
         }
-        found = msgspec.structs.replace(where, **wrong.get(of, {}))
-        assert anonymous_memory.open_memory(found, SIZE + (of == "size")) is None
+        altered = msgspec.structs.replace(where, **wrong.get(of, {}))
+        assert anonymous_memory.open_memory(altered, SIZE + (of == "size")) is None
     assert anonymous_memory.open_memory(where, SIZE) is not None
 
 
@@ -64,8 +64,8 @@ def test_too_large_memory_raises_and_leaks_no_descriptor():
 
 def held():
     """Memory without a name that this process has open."""
-    found = set()
+    links = set()
     for entry in os.scandir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # another thread has closed it
-            found.add(os.readlink(entry.path))
-    return {link for link in found if link.startswith(anonymous_memory._LINKS)}
+            links.add(os.readlink(entry.path))
+    return {link for link in links if link.startswith(anonymous_memory._LINKS)}

@@ -9,48 +9,48 @@ def changes():
     return Changes(SHAPES, [4] * 4)
 
 
-def found(one, edition):
-    return {place: rows.tolist() for place, rows in one.since(edition).items()}
+def found(tracker, edition):
+    return {place: rows.tolist() for place, rows in tracker.since(edition).items()}
 
 
 def test_rows_changed_since_an_edition_are_found():
-    one = changes()
-    editions = [one.edition]
+    tracker = changes()
+    editions = [tracker.edition]
     for rows in ({0: np.array([7, 3, 7])}, {3: np.array([0])}, {0: np.array([3]), 3: np.array([], np.int64)}):
-        one.note([], rows)
-        editions.append(one.edition)
+        tracker.note([], rows)
+        editions.append(tracker.edition)
     assert len(set(editions)) == 4
-    assert found(one, editions[0]) == {0: [3, 7], 3: [0]}
-    assert found(one, editions[1]) == {0: [3], 3: [0]}
-    assert found(one, editions[2]) == {0: [3], 3: []}
-    assert found(one, editions[3]) == {0: [], 3: []}
+    assert found(tracker, editions[0]) == {0: [3, 7], 3: [0]}
+    assert found(tracker, editions[1]) == {0: [3], 3: [0]}
+    assert found(tracker, editions[2]) == {0: [3], 3: []}
+    assert found(tracker, editions[3]) == {0: [], 3: []}
 
 
 def test_densely_changed_variables_are_sent_whole():
-    one = changes()
-    one.note([], {0: np.array([1])})
-    before = one.edition
-    one.note([0], {})
-    assert found(one, before) == {}
-    now = one.edition
-    assert found(one, now) == {0: []}
-    one.note([1, 2], {0: np.array([2])})
-    assert found(one, now) == {0: [2]}
+    tracker = changes()
+    tracker.note([], {0: np.array([1])})
+    before = tracker.edition
+    tracker.note([0], {})
+    assert found(tracker, before) == {}
+    now = tracker.edition
+    assert found(tracker, now) == {0: []}
+    tracker.note([1, 2], {0: np.array([2])})
+    assert found(tracker, now) == {0: [2]}
 
 
 def test_many_rows_are_sent_whole():
     """A row has 16 bytes here, and its index 8."""
     for count, is_sent in ((33, True), (34, False)):
-        one = changes()
-        before = one.edition
-        one.note([], {0: np.arange(count)})
-        assert (0 in one.since(before)) is is_sent
+        tracker = changes()
+        before = tracker.edition
+        tracker.note([], {0: np.arange(count)})
+        assert (0 in tracker.since(before)) is is_sent
 
 
 def test_editions_of_another_server_count_as_old():
-    one, other = changes(), changes()
-    for each in (one, other):
+    tracker, other = changes(), changes()
+    for each in (tracker, other):
         each.note([], {0: np.array([1])})
-    assert found(one, other.edition) == {}
-    assert found(one, (one.edition[0], 9)) == {}, "no such edition yet"
-    assert found(one, (one.edition[0], -1)) == {}
+    assert found(tracker, other.edition) == {}
+    assert found(tracker, (tracker.edition[0], 9)) == {}, "no such edition yet"
+    assert found(tracker, (tracker.edition[0], -1)) == {}

@@ -18,11 +18,11 @@ def test_keys_are_derived_from_the_secret():
 
 
 def test_worker_with_the_secret_trains():
-    with serving(keys=KEYS) as server, connected(server, keys=KEYS) as one:
-        attach(one)
-        create(one)
-        push(one)
-        np.testing.assert_array_equal(pull(one), np.full(SIZE, -1, np.float32))
+    with serving(keys=KEYS) as server, connected(server, keys=KEYS) as connection:
+        attach(connection)
+        create(connection)
+        push(connection)
+        np.testing.assert_array_equal(pull(connection), np.full(SIZE, -1, np.float32))
 
 
 def test_request_times_out_if_the_handshake_is_refused(monkeypatch):
@@ -49,10 +49,10 @@ def test_worker_rejects_a_server_without_the_secret():
     for keys in (None, Keys.of_secret(b"other")):
         with (
             serving(keys=keys) as server,
-            connected(server, timeout=0.5, keys=KEYS) as one,
+            connected(server, timeout=0.5, keys=KEYS) as connection,
             pytest.raises(PeerLostError, match=r"has not answered for 0.5 s.*or it has another secret"),
         ):
-            attach(one)
+            attach(connection)
 
 
 def test_zmq_without_curve_raises(monkeypatch):

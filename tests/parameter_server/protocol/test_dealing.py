@@ -36,8 +36,8 @@ OF = 1, 0, 2**62
 )
 def test_workers_messages_survive_encoding(message):
     part = np.frombuffer(b"a batch", np.uint8)
-    found, (array,) = FROM_WORKER.decode([bytes(frame) for frame in FROM_WORKER.encode(message, [part])])
-    assert found == message
+    decoded, (array,) = FROM_WORKER.decode([bytes(frame) for frame in FROM_WORKER.encode(message, [part])])
+    assert decoded == message
     np.testing.assert_array_equal(array, part)
 
 

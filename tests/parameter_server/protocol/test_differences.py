@@ -39,7 +39,9 @@ class Pair:
         self.sequence = 0
 
     def move(self, size=0.1):
-        self.values = [(one + size * self.generator.normal(size=one.shape)).astype(one.dtype) for one in self.values]
+        self.values = [
+            (value + size * self.generator.normal(size=value.shape)).astype(value.dtype) for value in self.values
+        ]
 
     def push(self, sequence=None, rows=()):
         if sequence is None:
@@ -49,8 +51,8 @@ class Pair:
         return self.server.answered(message, values)
 
     def take(self, answered):
-        found = self.worker.received(answered.kinds, answered.arrays, answered.copy)
-        return list(self.shapes.layout().arrays(found.arrays).values())
+        received = self.worker.received(answered.kinds, answered.arrays, answered.copy)
+        return list(self.shapes.layout().arrays(received.arrays).values())
 
     def assert_equal(self, rows=()):
         has = self.server._records[0].has
@@ -59,26 +61,26 @@ class Pair:
             np.testing.assert_array_equal(array, self.worker._has[place])
 
 
-def distance(found, values):
-    pairs = zip(found, values, strict=True)
-    return sum(float(np.abs(one.astype(np.float64) - other.astype(np.float64)).sum()) for one, other in pairs)
+def distance(arrays, values):
+    pairs = zip(arrays, values, strict=True)
+    return sum(float(np.abs(array.astype(np.float64) - other.astype(np.float64)).sum()) for array, other in pairs)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_worker_and_server_copies_are_equal_and_converge(method):
     pair = Pair(method)
-    found = pair.take(pair.push())
-    assert distance(found, pair.values) == 0, "at first they are whole"
+    worker_values = pair.take(pair.push())
+    assert distance(worker_values, pair.values) == 0, "at first they are whole"
     for _ in range(20):
         pair.move()
-        found = pair.take(pair.push())
+        worker_values = pair.take(pair.push())
         pair.assert_equal()
-    first = distance(found, pair.values)
+    first = distance(worker_values, pair.values)
     assert first > 0
     for _ in range(60):
-        found = pair.take(pair.push())
+        worker_values = pair.take(pair.push())
         pair.assert_equal()
-    assert distance(found, pair.values) < 0.2 * first, "the parameters rest, and the worker's follow"
+    assert distance(worker_values, pair.values) < 0.2 * first, "the parameters rest, and the worker's follow"
 
 
 def test_compressed_difference_is_smaller_than_whole_parameters():
@@ -86,7 +88,7 @@ def test_compressed_difference_is_smaller_than_whole_parameters():
     whole = pair.push()
     pair.take(whole)
     pair.move()
-    assert sum(one.nbytes for one in pair.push().arrays) < 0.1 * sum(one.nbytes for one in whole.arrays)
+    assert sum(array.nbytes for array in pair.push().arrays) < 0.1 * sum(array.nbytes for array in whole.arrays)
 
 
 def test_a_push_that_comes_again_gets_the_same_answer():
@@ -112,8 +114,8 @@ def test_whole_parameters_are_sent_after_state_is_lost():
         doubt()
         under_way = [pair.push(), pair.push()]
         assert [answer.copy[1] for answer in under_way] == [0, 1]
-        found = pair.take(under_way[0])
-        assert distance(found, pair.values) == 0
+        worker_values = pair.take(under_way[0])
+        assert distance(worker_values, pair.values) == 0
         pair.take(under_way[1])
         pair.assert_equal()
 

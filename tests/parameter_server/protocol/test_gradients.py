@@ -17,10 +17,14 @@ def sparse(bias):
 
 
 def test_arrays_are_received_as_they_were_sent():
-    for one in (dense(1, 2), sparse(3), PushedGradients(("none", "sparse"), [], {1: (ROWS[:, 0], np.array([2, 2]))})):
-        again = PushedGradients.received(one.kinds, one.arrays(), SHAPES)
-        assert again.kinds == one.kinds
-        for mine, other in zip(again.arrays(), one.arrays(), strict=True):
+    for gradients in (
+        dense(1, 2),
+        sparse(3),
+        PushedGradients(("none", "sparse"), [], {1: (ROWS[:, 0], np.array([2, 2]))}),
+    ):
+        again = PushedGradients.received(gradients.kinds, gradients.arrays(), SHAPES)
+        assert again.kinds == gradients.kinds
+        for mine, other in zip(again.arrays(), gradients.arrays(), strict=True):
             np.testing.assert_array_equal(mine, other)
     assert PushedGradients.received((), dense(1, 2).arrays(), SHAPES).kinds == ("dense", "dense")
 
@@ -46,8 +50,8 @@ def test_gradients_that_do_not_fit_the_variables_raise(kinds, arrays, words):
 
 
 def as_arrays(gradients):
-    found = SHAPES.layout(gradients.kinds).arrays(gradients.vectors)
-    return found.get(0), found.get(1)
+    arrays = SHAPES.layout(gradients.kinds).arrays(gradients.vectors)
+    return arrays.get(0), arrays.get(1)
 
 
 def test_weighted_sums_of_dense_gradients():
@@ -55,9 +59,9 @@ def test_weighted_sums_of_dense_gradients():
     kernel, bias = as_arrays(total)
     assert (kernel == 6.5).all()
     assert (bias == 9).all()
-    one = dense(1, 2)
-    assert weighted_sum([one], [1.0], SHAPES) is one
-    assert (as_arrays(weighted_sum([one], [0.5], SHAPES))[1] == 1).all()
+    gradients = dense(1, 2)
+    assert weighted_sum([gradients], [1.0], SHAPES) is gradients
+    assert (as_arrays(weighted_sum([gradients], [0.5], SHAPES))[1] == 1).all()
 
 
 def test_weighted_sum_of_sparse_gradients_stays_sparse():
@@ -82,8 +86,8 @@ def test_weighted_sum_of_sparse_and_dense_is_dense():
 
 
 def test_weighted_sum_does_not_write_to_its_inputs():
-    one, other = dense(1, 2), dense(3, 4)
-    for vector in (*one.vectors, *other.vectors):
+    first, second = dense(1, 2), dense(3, 4)
+    for vector in (*first.vectors, *second.vectors):
         vector.flags.writeable = False
-    weighted_sum([one, other], [1.0, 1.0], SHAPES)
-    assert (one.vectors[0][:12] == 1).all()
+    weighted_sum([first, second], [1.0, 1.0], SHAPES)
+    assert (first.vectors[0][:12] == 1).all()

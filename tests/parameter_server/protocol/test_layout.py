@@ -18,10 +18,10 @@ def test_arrays_survive_concatenation_into_vectors():
     layout = Layout(SHAPES, DTYPES)
     vectors = layout.vectors(arrays())
     assert [(vector.dtype.name, vector.shape) for vector in vectors] == [("float32", (12,)), ("float64", (1,))]
-    for one, other in zip(layout.arrays(vectors).values(), arrays(), strict=True):
-        np.testing.assert_array_equal(one, other)
-        assert one.shape == other.shape
-        assert one.base is not None, "a view"
+    for array, other in zip(layout.arrays(vectors).values(), arrays(), strict=True):
+        np.testing.assert_array_equal(array, other)
+        assert array.shape == other.shape
+        assert array.base is not None, "a view"
 
 
 def test_excluded_arrays_take_no_space():

@@ -56,11 +56,11 @@ def test_frames_of_all_lengths_arrive_as_they_are(keys):
             for given in (frames, frames[::-1], frames[:1], frames[3:4], frames[5:6]):
                 other.send(given)
                 assert line.poll(DEADLINE)
-                peer, found = line.receive_from()
-                assert [bytes(one) for one in found] == given
+                peer, received = line.receive_from()
+                assert [bytes(frame) for frame in received] == given
                 line.answer(peer, given)
                 assert other.poll(DEADLINE)
-                assert [bytes(one) for one in other.receive()] == given
+                assert [bytes(frame) for frame in other.receive()] == given
             assert line.last_address == "127.0.0.1"
         finally:
             other.close()

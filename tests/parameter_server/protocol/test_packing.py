@@ -35,18 +35,18 @@ def test_unpacked_gradients_equal_the_methods_own_decoding(method):
     """Over several steps, as methods have a state; with error feedback where they need it."""
     packer, unpacker, shapes = both(c.Schedule({0: method}), worker=3)
     (plain,) = {c.Schedule({0: method}).at(0)}
-    names = [f"{place} {one.path}" for place, one in enumerate(WHOLE)]
+    names = [f"{place} {variable.path}" for place, variable in enumerate(WHOLE)]
     states = [State(name, seed=3, shape=shape) for name, shape in zip(names, SHAPES, strict=True)]
     for step in range(3):
         given = gradients(shapes, step)
-        packed, found = sent(packer, unpacker, given, step)
+        packed, unpacked = sent(packer, unpacker, given, step)
         assert packed.kinds == ("packed",) * 3
-        assert found.kinds == ("dense",) * 3
+        assert unpacked.kinds == ("dense",) * 3
         for place, array in shapes.layout().arrays(given.vectors).items():
             states[place].scalers = plain.scalers(array.reshape(-1), states[place])
             expected = plain.decode(plain.encode(array.reshape(-1), states[place]))
             states[place].step += 1
-            np.testing.assert_array_equal(shapes.layout().array(place, found.vectors).reshape(-1), expected)
+            np.testing.assert_array_equal(shapes.layout().array(place, unpacked.vectors).reshape(-1), expected)
 
 
 def test_compression_error_is_sent_later():
@@ -56,9 +56,9 @@ def test_compression_error_is_sent_later():
         given = gradients(shapes, step if step < 10 else 10)
         if step >= 10:
             given.vectors[0][:] = 0
-        _, found = sent(packer, unpacker, given, step)
+        _, unpacked = sent(packer, unpacker, given, step)
         total += given.vectors[0]
-        arrived += found.vectors[0]
+        arrived += unpacked.vectors[0]
     np.testing.assert_allclose(arrived, total, atol=1e-4)
 
 
@@ -67,12 +67,12 @@ def test_small_and_sparse_gradients_are_sent_uncompressed():
     layout = shapes.layout(("dense", "dense", "sparse"))
     dense = [np.ones(length, np.float32) for length in layout.lengths]
     rows = np.full((2, 4), 5, np.float32), np.array([7, 7])
-    packed, found = sent(packer, unpacker, PushedGradients(("dense", "dense", "sparse"), dense, {2: rows}), 0)
+    packed, unpacked = sent(packer, unpacker, PushedGradients(("dense", "dense", "sparse"), dense, {2: rows}), 0)
     assert packed.kinds == ("packed", "dense", "sparse")
     assert sum(array.nbytes for array in packed.arrays()) < 2000
-    assert found.kinds == ("dense", "dense", "sparse")
-    np.testing.assert_allclose(found.vectors[0], 1, rtol=1e-2)
-    np.testing.assert_array_equal(found.sparse[2][0], rows[0])
+    assert unpacked.kinds == ("dense", "dense", "sparse")
+    np.testing.assert_allclose(unpacked.vectors[0], 1, rtol=1e-2)
+    np.testing.assert_array_equal(unpacked.sparse[2][0], rows[0])
     none = PushedGradients(("none", "dense", "none"), [np.ones(30, np.float32)])
     assert packer.packed(none, 1) is none
     assert unpacker.received(none.kinds, none.arrays(), 1).kinds == none.kinds
@@ -82,10 +82,10 @@ def test_small_and_sparse_gradients_are_sent_uncompressed():
 def test_floats_are_compressed_and_integers_are_not(dtype):
     packer, unpacker, _ = both(c.Float16(), dtype)
     given = PushedGradients(("dense",) * 3, [np.ones(1430, dtype)])
-    packed, found = sent(packer, unpacker, given, 0)
+    packed, unpacked = sent(packer, unpacker, given, 0)
     assert isinstance(packed, Packed) == (dtype != np.int32)
-    assert found.vectors[0].dtype == dtype
-    np.testing.assert_array_equal(found.vectors[0], given.vectors[0])
+    assert unpacked.vectors[0].dtype == dtype
+    np.testing.assert_array_equal(unpacked.vectors[0], given.vectors[0])
 
 
 def test_schedules_go_by_the_workers_step():
@@ -98,8 +98,8 @@ def test_nan_gradients_arrive_as_nan():
     packer, unpacker, shapes = both(c.TopK(0.1))
     given = gradients(shapes)
     given.vectors[0][5] = np.nan
-    _, found = sent(packer, unpacker, given, 0)
-    arrays = shapes.layout().arrays(found.vectors)
+    _, unpacked = sent(packer, unpacker, given, 0)
+    arrays = shapes.layout().arrays(unpacked.vectors)
     assert np.isnan(arrays[0]).all()
     assert np.isfinite(arrays[1]).all()
 

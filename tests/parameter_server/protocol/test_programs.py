@@ -24,9 +24,9 @@ def test_a_workers_model_is_compared_with_the_chiefs():
 
 
 def test_chiefs_model_is_compared_with_all_workers():
-    found, _ = noted(begun(1, "b"), begun(2), begun(3, "c"), begun(0))
-    assert [message.worker for message, _ in found] == [1, 3]
-    assert found[0][1].startswith("this task trains the model b, but the chief trains a.")
+    differences, _ = noted(begun(1, "b"), begun(2), begun(3, "c"), begun(0))
+    assert [message.worker for message, _ in differences] == [1, 3]
+    assert differences[0][1].startswith("this task trains the model b, but the chief trains a.")
 
 
 def test_models_without_a_chief_are_not_compared():
@@ -52,6 +52,6 @@ def test_the_models_of_a_process_are_one_program():
     def of(worker, place, model):
         return Attach(0, worker, 10 * worker + place, model, 0, place, (), program=worker + 1)
 
-    found, program = noted(of(0, 0, "a"), of(0, 1, "b"), of(1, 0, "a"), of(1, 1, "c"))
+    differences, program = noted(of(0, 0, "a"), of(0, 1, "b"), of(1, 0, "a"), of(1, 1, "c"))
     assert program.is_first
-    assert [why.partition(".")[0] for _, why in found] == ["this task trains the model c, but the chief trains b"]
+    assert [why.partition(".")[0] for _, why in differences] == ["this task trains the model c, but the chief trains b"]

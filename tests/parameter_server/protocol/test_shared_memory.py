@@ -48,12 +48,12 @@ def test_arrays_are_restored_from_the_locator(pair):
             assert len(frames) == 2
             sent.append((locator_of(frames), is_answer, given))
     for locator, is_answer, given in sent:
-        header, *found = opened.restored(locator, b"header", is_answer)
+        header, *restored = opened.restored(locator, b"header", is_answer)
         assert header == b"header"
         assert locator.id == 5
-        for one, other in zip(found, given, strict=True):
-            np.testing.assert_array_equal(np.frombuffer(one, np.uint8), other)
-            assert one.readonly
+        for array, other in zip(restored, given, strict=True):
+            np.testing.assert_array_equal(np.frombuffer(array, np.uint8), other)
+            assert array.readonly
 
 
 @pytest.mark.parametrize("size", [100, AREA + 1])
@@ -110,9 +110,9 @@ def test_pushes_and_pulls_through_shared_memory_update_values(stack, prefetch):
 def test_waiting_gradients_are_copied_out_of_the_segment(stack):
     """The first worker goes on, and pushes another one into the same memory, before the mean is made."""
     server = stack.enter_context(serving(SoftSync(1)))
-    one, other = sessions(stack, [server], SoftSync(1), workers=2)
-    one.step(ones(one))
-    one._connections[0]._segment._memory[: one._model.area(0)] = bytes(one._model.area(0))
+    session, other = sessions(stack, [server], SoftSync(1), workers=2)
+    session.step(ones(session))
+    session._connections[0]._segment._memory[: session._model.area(0)] = bytes(session._model.area(0))
     other.step(ones(other))
     for value, first in zip(other.whole(other.pull()), first_values(), strict=True):
         np.testing.assert_allclose(value, first - 1, rtol=1e-5)

@@ -15,8 +15,8 @@ def test_state_survives_conversion_to_arrays():
     assert (slots, scalars) == ((("momentum", "average"), ()), ("iteration",))
     again = TrainingState.of_arrays(STATE.arrays(), 2, slots, scalars)
     assert again.names() == STATE.names()
-    for one, other in zip(again.arrays(), STATE.arrays(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, other in zip(again.arrays(), STATE.arrays(), strict=True):
+        np.testing.assert_array_equal(array, other)
 
 
 @pytest.mark.parametrize("arrays", [STATE.arrays()[:-1], [*STATE.arrays(), np.ones(1)]])

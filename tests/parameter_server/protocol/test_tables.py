@@ -27,8 +27,8 @@ ATTACH = AttachTable(*OF, 4, "float32", INITIAL, RowPolicy(2, max_rows=9), {"cla
 )
 def test_workers_messages_survive_encoding(message):
     keys = np.array([1, -(2**63)], np.int64)
-    found, (array,) = FROM_WORKER.decode([bytes(frame) for frame in FROM_WORKER.encode(message, [keys])])
-    assert found == message
+    decoded, (array,) = FROM_WORKER.decode([bytes(frame) for frame in FROM_WORKER.encode(message, [keys])])
+    assert decoded == message
     np.testing.assert_array_equal(array, keys)
 
 

@@ -42,8 +42,8 @@ def test_several_arrays_and_none():
     arrays = [np.ones(3, np.float32), np.float64(2), np.arange(6).reshape(2, 3).T]
     message, arrived = CODEC.decode(sent(Pull(7), *map(np.asarray, arrays)))
     assert message == Pull(7)
-    for one, other in zip(arrays, arrived, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, other in zip(arrays, arrived, strict=True):
+        np.testing.assert_array_equal(array, other)
     assert CODEC.decode(sent(Pull(7))) == (Pull(7), [])
 
 

@@ -172,18 +172,18 @@ def test_workers_go_on_with_the_replica():
     for worker in range(WORKERS):
         assert not isinstance(pair.say(worker, Push, 0, 0, 0, 1.0, (), True, arrays=gradient), Refused)
     assert not isinstance(pair.say(0, Push, 1, 1, 1, 1.0, (), True, arrays=gradient), Values), "it waits for the others"
-    found = []
+    answers = []
 
     def ask(worker, kind, *fields, arrays=()):
         message = kind(1000, worker, 1, *fields)
-        pair.replica.shards.heard(b"new %d" % worker, message, list(arrays), lambda *answer: found.append(answer))
-        return found[-1][0]
+        pair.replica.shards.heard(b"new %d" % worker, message, list(arrays), lambda *answer: answers.append(answer))
+        return answers[-1][0]
 
     assert ask(0, Pull).is_unknown
     for worker in range(WORKERS):
         assert ask(worker, Attach, "Adam-1").clock == 1 + (not worker)
         ask(worker, Push, 1, 1, 1, 1.0, (), True, arrays=gradient)
-    values = [arrays[0] for message, arrays in found if isinstance(message, Values)]
+    values = [arrays[0] for message, arrays in answers if isinstance(message, Values)]
     assert len(values) == 3, "all are answered, as the third push completes the round"
     (key,) = pair.replica.shards.models()
     np.testing.assert_array_equal(values[0][-2:], [-2, -2])
@@ -236,12 +236,12 @@ def test_outstanding_batches_are_dealt_again_after_a_copy():
         pair.say(worker, BeginEpoch, *plan)
     dealt = [pair.say(worker, TakeBatch, 0, 0, request) for request, worker in enumerate((1, 2, 1), 2)]
     assert isinstance(before, DealtBatch)
-    assert sorted(one.start for one in dealt) == [0, 2, 4]
+    assert sorted(batch.start for batch in dealt) == [0, 2, 4]
     gradient = [np.ones(14, np.float32)]
     late = pair.say(1, Push, 0, 0, 0, 1.0, (), False, None, before.ticket, arrays=gradient)
     assert late.is_refused
-    for sequence, (worker, one) in enumerate(zip((1, 2, 1), dealt, strict=True), 1):
-        done = pair.say(worker, Push, sequence, 0, 0, 1.0, (), False, None, one.ticket, arrays=gradient)
+    for sequence, (worker, batch) in enumerate(zip((1, 2, 1), dealt, strict=True), 1):
+        done = pair.say(worker, Push, sequence, 0, 0, 1.0, (), False, None, batch.ticket, arrays=gradient)
         assert isinstance(done, Done)
         assert not done.is_refused
     pair.assert_equal()
@@ -255,10 +255,10 @@ def test_copy_contains_the_chiefs_weights():
     pair.say(0, CompareState, *given)
     pair.say(0, CompareState, *given, (0,), arrays=[np.ones(3)])
     pair.begin()
-    found = []
+    answers = []
     asked = CompareState(9, 1, 1, *given[:-1], (digest(np.zeros(3)),))
-    pair.replica.shards.heard(b"1", asked, [], lambda *answer: found.append(answer))
-    ((answer, (array,)),) = found
+    pair.replica.shards.heard(b"1", asked, [], lambda *answer: answers.append(answer))
+    ((answer, (array,)),) = answers
     assert answer == StateDiffers(9, (0,))
     np.testing.assert_array_equal(array, np.ones(3))
 
@@ -274,14 +274,14 @@ def test_copy_contains_tables_and_counted_updates():
         pair.say(1, Lookup, "users", sequence, True, arrays=[keys])
         rows = np.full((3, 2), sequence + 1, np.float32)
         assert isinstance(pair.say(1, UpdateRows, "users", sequence, None, arrays=[keys, rows]), Done)
-    found = []
+    answers = []
     again = UpdateRows(99, 1, 1, "users", 3, None)
-    pair.replica.shards.tables.heard(again, [keys, rows], lambda *answer: found.append(answer))
-    assert isinstance(found[0][0], Done), "it knows the worker, and the update counts once"
+    pair.replica.shards.tables.heard(again, [keys, rows], lambda *answer: answers.append(answer))
+    assert isinstance(answers[0][0], Done), "it knows the worker, and the update counts once"
     pair.say(1, ExportTable, "users")
     expected = pair.answers[1][1]
-    pair.replica.shards.tables.heard(ExportTable(100, 1, 1, "users"), [], lambda *answer: found.append(answer))
-    for array, other in zip(found[-1][1], expected, strict=True):
+    pair.replica.shards.tables.heard(ExportTable(100, 1, 1, "users"), [], lambda *answer: answers.append(answer))
+    for array, other in zip(answers[-1][1], expected, strict=True):
         np.testing.assert_array_equal(array, other)
 
 
@@ -297,9 +297,9 @@ def test_rounds_decided_by_another_server_survive_a_copy():
     pair = Pair(Synchronous())
     pair.build(keras.optimizers.SGD(1.0))
     (key,) = pair.leader.models()
-    of = Decision(1, 1.0, (0, 0), (0, 1))
+    decision = Decision(1, 1.0, (0, 0), (0, 1))
     for worker in (0, 1):
-        push = 0, 0, 0, 1.0, (), True, None, of
+        push = 0, 0, 0, 1.0, (), True, None, decision
         pair.say(worker, Push, *push, arrays=[np.ones(14, np.float32)])
     assert list(pair.leader[key].ledger.done) == [(0, 0)]
     pair.begin()

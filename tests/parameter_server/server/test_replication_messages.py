@@ -46,8 +46,8 @@ ENTRIES = [
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
 def test_entries_arrive_as_they_were_sent(entry):
     array = np.arange(3, dtype=np.uint8)
-    found, (received,) = m.FROM_LEADER.decode(m.FROM_LEADER.encode(entry, [array]))
-    assert found == entry
+    decoded, (received,) = m.FROM_LEADER.decode(m.FROM_LEADER.encode(entry, [array]))
+    assert decoded == entry
     np.testing.assert_array_equal(received, array)
 
 

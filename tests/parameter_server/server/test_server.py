@@ -16,18 +16,18 @@ from tfdist.parameter_server.server.server import ParameterServer
 
 
 def test_pull_returns_values_after_a_push():
-    with serving() as server, connected(server) as one:
-        attach(one)
-        create(one)
-        assert push(one).version == 1
-        np.testing.assert_array_equal(pull(one), np.full(SIZE, -1, np.float32))
+    with serving() as server, connected(server) as connection:
+        attach(connection)
+        create(connection)
+        assert push(connection).version == 1
+        np.testing.assert_array_equal(pull(connection), np.full(SIZE, -1, np.float32))
 
 
 def test_every_push_of_many_workers_counts_once():
     with serving() as server, contextlib.ExitStack() as stack:
         workers = [stack.enter_context(connected(server)) for _ in range(4)]
-        for number, one in enumerate(workers):
-            attach(one, number)
+        for number, connection in enumerate(workers):
+            attach(connection, number)
         create(workers[0])
 
         def work(number):
@@ -44,13 +44,13 @@ def test_every_push_of_many_workers_counts_once():
 
 
 def test_models_are_updated_independently():
-    with serving() as server, connected(server) as one, connected(server) as other:
-        for model, connection in enumerate((one, other)):
+    with serving() as server, connected(server) as first, connected(server) as second:
+        for model, connection in enumerate((first, second)):
             attach(connection, model=f"model {model}")
             create(connection)
             push(connection, value=1.0 + model)
         server.lost(7)
-        for model, connection in enumerate((one, other)):
+        for model, connection in enumerate((first, second)):
             np.testing.assert_array_equal(pull(connection), np.full(SIZE, -1 - model, np.float32))
 
 
@@ -66,9 +66,9 @@ def test_other_workers_continue_after_a_worker_is_lost():
 
 
 def test_invalid_messages_are_logged_once_and_have_no_effect(caplog):
-    with serving() as server, connected(server) as one:
-        attach(one)
-        create(one)
+    with serving() as server, connected(server) as connection:
+        attach(connection)
+        create(connection)
         context = zmq.Context()
         stranger = context.socket(zmq.DEALER)
         stranger.setsockopt(zmq.LINGER, 0)
@@ -78,21 +78,21 @@ def test_invalid_messages_are_logged_once_and_have_no_effect(caplog):
         with socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))) as other:
             other.sendall(b"GET / HTTP/1.1\r\n\r\n" + os.urandom(1000))
         for clock in range(5):
-            push(one, 0, clock)
+            push(connection, 0, clock)
         while "ignores invalid messages from 127.0.0.1" not in caplog.text:
-            pull(one)
+            pull(connection)
         stranger.close()
         context.term()
-        np.testing.assert_array_equal(pull(one), np.full(SIZE, -5, np.float32))
+        np.testing.assert_array_equal(pull(connection), np.full(SIZE, -5, np.float32))
     lines = [record.getMessage() for record in caplog.records if "ignores invalid messages" in record.getMessage()]
     assert len(lines) == len(set(lines)) <= 2, "once for each peer; ZeroMQ does not always know which it is"
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_server_listens_at_its_own_address(host):
-    with serving(address=f"{host}:0") as server, connected(server) as one:
+    with serving(address=f"{host}:0") as server, connected(server) as connection:
         assert server.address.startswith(f"{host}:")
-        attach(one)
+        attach(connection)
 
 
 def test_server_listens_everywhere_if_its_address_is_elsewhere(monkeypatch):
@@ -106,8 +106,8 @@ def test_server_listens_everywhere_if_its_address_is_elsewhere(monkeypatch):
     with serving(address="service.example:0") as server:
         host, port = server.address.split(":")
         assert host == "service.example"
-        with connected(f"127.0.0.1:{port}") as one:
-            attach(one)
+        with connected(f"127.0.0.1:{port}") as connection:
+            attach(connection)
 
 
 def test_unusable_address_raises():

@@ -328,11 +328,11 @@ def test_server_follows_rounds_of_another_server():
 
 def test_followed_round_does_not_wait_for_lost_workers():
     ledger = ledger_of(Synchronous(), 2)
-    of = Decision(1, 1.0, (0, 0), (0, 1))
+    decision = Decision(1, 1.0, (0, 0), (0, 1))
     ledger.leave(1)
-    assert follow(ledger, 0, 0, of) == [[0]]
+    assert follow(ledger, 0, 0, decision) == [[0]]
     ledger.enter(1)
-    assert follow(ledger, 1, 0, of) == [[1]], "it lives, and comes late"
+    assert follow(ledger, 1, 0, decision) == [[1]], "it lives, and comes late"
 
 
 def test_clocks_follow_the_deciding_server():

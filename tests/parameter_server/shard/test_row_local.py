@@ -54,14 +54,16 @@ def others_stay(optimizer):
     optimizer.build([table, bias])
     values, slots = [], []
     for indices in ([0, 1, 0], [2, 3, 3], [0, 4, 1], [1, 2, 1], [5, 5, 5]):
-        kept = [table, *(one for one in optimizer.variables if tuple(one.shape) == (ROWS, 2))]
-        before = [one.numpy() for one in kept]
+        kept = [table, *(variable for variable in optimizer.variables if tuple(variable.shape) == (ROWS, 2))]
+        before = [variable.numpy() for variable in kept]
         rows = tf.constant(generator.normal(size=(3, 2)), tf.float32)
         optimizer.apply(
             [tf.IndexedSlices(rows, tf.constant(indices), tf.constant([ROWS, 2])), tf.ones(3)], [table, bias]
         )
         rest = [row for row in range(ROWS) if row not in indices]
-        same = [was[rest].tobytes() == one.numpy()[rest].tobytes() for was, one in zip(before, kept, strict=True)]
+        same = [
+            was[rest].tobytes() == variable.numpy()[rest].tobytes() for was, variable in zip(before, kept, strict=True)
+        ]
         values.append(same[0])
         slots.append(all(same[1:]))
     return all(values), all(slots)

@@ -143,8 +143,8 @@ def test_padding_of_a_block_has_no_effect():
     for step in range(3):
         for rows in (clean, dirty):
             rows.update([3, 1], noise(step, 2))
-    for one, other in zip(clean.columns, dirty.columns, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for column, other in zip(clean.columns, dirty.columns, strict=True):
+        np.testing.assert_array_equal(column, other)
 
 
 def test_graphs_are_made_for_powers_of_two_only():
@@ -161,8 +161,8 @@ def test_an_update_without_rows_counts():
     other.update([0], noise(0, 1))
     assert rows.optimizer.iterations == 1
     np.testing.assert_array_equal(rows.values, noise(0, 2))
-    for one, two in zip(rows.optimizer.scalars, other.optimizer.scalars, strict=True):
-        np.testing.assert_array_equal(one, two)
+    for scalar, expected in zip(rows.optimizer.scalars, other.optimizer.scalars, strict=True):
+        np.testing.assert_array_equal(scalar, expected)
 
 
 def test_float64_rows_equal_keras():
@@ -177,7 +177,7 @@ def test_slots_can_start_with_the_rows_value():
     class Anchored(optimizers.Optimizer):
         def build(self, variables):
             super().build(variables)
-            self.anchors = [self.add_variable_from_reference(one, "anchor") for one in variables]
+            self.anchors = [self.add_variable_from_reference(reference, "anchor") for reference in variables]
             for anchor, variable in zip(self.anchors, variables, strict=True):
                 anchor.assign(variable)
 
@@ -196,7 +196,9 @@ class RowwiseAdagrad(optimizers.Optimizer):
 
     def build(self, variables):
         super().build(variables)
-        self.sums = [self.add_variable((one.shape[0],), "ones", one.dtype, name="sums") for one in variables]
+        self.sums = [
+            self.add_variable((variable.shape[0],), "ones", variable.dtype, name="sums") for variable in variables
+        ]
 
     def update_step(self, gradient, variable, learning_rate):
         self.assign_add(self.sums[0], keras.ops.mean(keras.ops.square(gradient), axis=1))

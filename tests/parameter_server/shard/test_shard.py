@@ -438,7 +438,7 @@ def test_the_first_snapshot_is_of_the_first_values(tmp_path):
     first = shot(tmp_path, created=True)
     first.shard.snapshots.wait()
     again = shot(tmp_path)
-    again.create(keras.optimizers.SGD(1.0), arrays=[one + 5 for one in ZEROS])
+    again.create(keras.optimizers.SGD(1.0), arrays=[zeros + 5 for zeros in ZEROS])
     assert again.bias == 0, "what the chief has counts for nothing then"
 
 
@@ -477,18 +477,18 @@ class Dealing(Talk):
 
     def take(self, worker=0):
         self.requests += 1
-        found = []
+        answers = []
         self.deals.heard(
-            TakeBatch(0, worker, 1, 0, 0, self.requests), [], lambda message, arrays: found.append(message)
+            TakeBatch(0, worker, 1, 0, 0, self.requests), [], lambda message, arrays: answers.append(message)
         )
-        return found[-1].ticket if isinstance(found[-1], DealtBatch) else found[-1]
+        return answers[-1].ticket if isinstance(answers[-1], DealtBatch) else answers[-1]
 
 
 def test_a_push_commits_its_batch_once():
     talk = Dealing()
     ticket = talk.take()
-    found = talk.push(pulls=True, dealt=ticket)
-    assert (found.is_refused, found.decision) == (False, Decision(1, 1.0))
+    answer = talk.push(pulls=True, dealt=ticket)
+    assert (answer.is_refused, answer.decision) == (False, Decision(1, 1.0))
     assert talk.deals.is_committed(0, ticket)
     again = talk.push(pulls=True, dealt=ticket, again=True)
     assert (again.is_refused, again.decision, talk.bias) == (False, Decision(1, 1.0), -1)
@@ -500,8 +500,8 @@ def test_push_of_another_workers_batch_is_not_applied(pulls):
     ticket = talk.take()
     talk.deals.lost(0)
     for again in (False, True):
-        found = talk.push(pulls=pulls, dealt=ticket, again=again)
-        assert (found.is_refused, found.version, talk.bias) == (True, 0, 0)
+        answer = talk.push(pulls=pulls, dealt=ticket, again=again)
+        assert (answer.is_refused, answer.version, talk.bias) == (True, 0, 0)
     assert talk.push(clock=1).version == 1, "the worker goes on"
 
 
@@ -523,9 +523,9 @@ def test_decision_lists_the_workers_of_a_round():
     assert talk.take(2).is_over is False
     talk.push(0, dealt=tickets[0], pulls=True)
     first = talk.number
-    found = talk.push(1, dealt=tickets[1], pulls=True)
-    assert found.decision == Decision(1, 1.0, (0, 0), (0, 1))
-    assert talk.answers[first][-1][0].decision == found.decision
+    answer = talk.push(1, dealt=tickets[1], pulls=True)
+    assert answer.decision == Decision(1, 1.0, (0, 0), (0, 1))
+    assert talk.answers[first][-1][0].decision == answer.decision
 
 
 def test_another_servers_decision_is_followed():

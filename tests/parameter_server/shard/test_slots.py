@@ -24,18 +24,18 @@ def test_slots_are_assigned_to_their_variables(name, is_built):
     optimizer, made = getattr(keras.optimizers, name)(0.1, use_ema=True), variables()
     if is_built:
         optimizer.build(made)
-    found = slots.slots_of_built(optimizer, made) if is_built else slots.build(optimizer, made)
+    built = slots.slots_of_built(optimizer, made) if is_built else slots.build(optimizer, made)
     for place in range(2):
-        own = [slot for slot in found if slot.variable == place]
-        assert [slot.name for slot in own] == ["average", *NAMES[name]]
-        assert all(tuple(slot.value.shape) == tuple(made[place].shape) for slot in own)
-        assert all(any(slot.value is variable for variable in optimizer.variables) for slot in own)
+        variable_slots = [slot for slot in built if slot.variable == place]
+        assert [slot.name for slot in variable_slots] == ["average", *NAMES[name]]
+        assert all(tuple(slot.value.shape) == tuple(made[place].shape) for slot in variable_slots)
+        assert all(any(slot.value is variable for variable in optimizer.variables) for slot in variable_slots)
     assert "add_variable_from_reference" not in vars(optimizer)
 
 
 def test_scalars_contain_rate_iteration_and_momentum_product():
     optimizer = keras.optimizers.Nadam(0.25)
-    found = slots.scalars_of(optimizer, slots.build(optimizer, variables()))
-    assert float(found["learning_rate"].numpy()) == 0.25
-    assert found["iteration"] is optimizer.iterations
-    assert len(found) == 3, "and the product of the momentum's schedule"
+    scalars = slots.scalars_of(optimizer, slots.build(optimizer, variables()))
+    assert float(scalars["learning_rate"].numpy()) == 0.25
+    assert scalars["iteration"] is optimizer.iterations
+    assert len(scalars) == 3, "and the product of the momentum's schedule"

@@ -47,14 +47,17 @@ def plain(optimizer, updates, adapt=lambda variables, optimizer: None):
     adapt(variables, optimizer)
     optimizer.build(variables)
     for update in updates:
-        given = [one if one is None or isinstance(one, tf.IndexedSlices) else tf.constant(one) for one in update]
+        given = [
+            gradient if gradient is None or isinstance(gradient, tf.IndexedSlices) else tf.constant(gradient)
+            for gradient in update
+        ]
         optimizer.apply(given, variables)
     return [variable.numpy() for variable in variables]
 
 
-def assert_close(found, expected, rtol=1e-5, atol=1e-6):
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
+def assert_close(actual, expected, rtol=1e-5, atol=1e-6):
+    for array, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(array, other, rtol=rtol, atol=atol)
 
 
 OPTIMIZERS = {
@@ -158,7 +161,7 @@ def test_variables_without_a_gradient_stay_and_so_do_their_slots():
     updates = [gradients(0), [None, *gradients(1)[1:]], gradients(2), [None] * 3 + gradients(3)[3:]]
     store = store_of(make())
     for update in updates:
-        kinds = tuple("none" if one is None else "dense" for one in update)
+        kinds = tuple("none" if gradient is None else "dense" for gradient in update)
         store.update(pushed(store, update, kinds))
     with pytest.warns(UserWarning, match="Gradients do not exist"):
         expected = plain(make(), updates)
@@ -198,8 +201,8 @@ def test_values_are_not_changed_by_later_updates():
         store.update(pushed(store, gradients(step)))
         between, copies = store.vectors(), [vector.copy() for vector in store.vectors()]
     store.update(pushed(store, gradients(2)))
-    for one, other in zip([*before, *between], [*kept, *copies], strict=True):
-        np.testing.assert_array_equal(one, other)
+    for original, copied in zip([*before, *between], [*kept, *copies], strict=True):
+        np.testing.assert_array_equal(original, copied)
 
 
 def test_moving_averages_equal_keras():
@@ -210,8 +213,8 @@ def test_moving_averages_equal_keras():
     for step in range(3):
         store.update(pushed(store, gradients(step)))
     plain(alone, [gradients(step) for step in range(3)])
-    found = store.shapes.layout().arrays(store.averages()).values()
-    assert_close(found, [one.numpy() for one in alone._model_variables_moving_average])
+    averages = store.shapes.layout().arrays(store.averages()).values()
+    assert_close(averages, [average.numpy() for average in alone._model_variables_moving_average])
     assert store_of(keras.optimizers.SGD(0.1)).averages() is None
 
 
@@ -231,7 +234,9 @@ def test_the_learning_rate_can_be_set():
     store.update(pushed(store, gradients(0)))
     store.set_learning_rate(0.5)
     store.update(pushed(store, gradients(1)))
-    expected = [value - one - 0.5 * two for value, one, two in zip(values(), gradients(0), gradients(1), strict=True)]
+    expected = [
+        value - first - 0.5 * second for value, first, second in zip(values(), gradients(0), gradients(1), strict=True)
+    ]
     assert_close(arrays(store), expected)
 
 

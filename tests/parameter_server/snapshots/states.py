@@ -30,13 +30,13 @@ def dtype_of(path):
 def model(version):
     """By path, the value and the slots of each whole variable."""
     random = np.random.default_rng(version)
-    found = {}
+    variables = {}
     for path, shape in SHAPES.items():
         value, momentum, velocity = (np.asarray(random.normal(size=shape)).astype(dtype_of(path)) for _ in range(3))
-        found[path] = value, {"momentum": momentum, "velocity": velocity}
-    found["dense/kernel"][1]["factor"] = np.float32(random.normal(size=40))  # such as Adafactor's, of another shape
-    found["dense/bias"][1]["product"] = np.array(random.normal(), np.float32)
-    return found
+        variables[path] = value, {"momentum": momentum, "velocity": velocity}
+    variables["dense/kernel"][1]["factor"] = np.float32(random.normal(size=40))  # such as Adafactor's, of another shape
+    variables["dense/bias"][1]["product"] = np.array(random.normal(), np.float32)
+    return variables
 
 
 def rows_of(server, servers):
@@ -75,27 +75,27 @@ def shard(server, servers, version=7, digest=DIGEST, sequences=None, counted=Non
     )
 
 
-def assert_same_array(one, other):
+def assert_same_array(array, other):
     """Bit for bit."""
-    assert (one.dtype, one.shape) == (other.dtype, other.shape)
-    assert one.tobytes() == other.tobytes()
+    assert (array.dtype, array.shape) == (other.dtype, other.shape)
+    assert array.tobytes() == other.tobytes()
 
 
 def assert_same_parts(parts, others):
-    for one, other in zip(parts, others, strict=True):
-        bounds = (one.path, one.begin, one.end, one.rows)
+    for part, other in zip(parts, others, strict=True):
+        bounds = (part.path, part.begin, part.end, part.rows)
         assert bounds == (other.path, other.begin, other.end, other.rows)
-        assert_same_array(one.value, other.value)
-        assert one.slots.keys() == other.slots.keys()
-        for name in one.slots:
-            assert_same_array(one.slots[name], other.slots[name])
+        assert_same_array(part.value, other.value)
+        assert part.slots.keys() == other.slots.keys()
+        for name in part.slots:
+            assert_same_array(part.slots[name], other.slots[name])
 
 
-def assert_same(one, other):
+def assert_same(state, other):
     """Two states of servers."""
-    assert_same_parts(one.parts, other.parts)
-    assert one.scalars.keys() == other.scalars.keys()
-    for name in one.scalars:
-        assert_same_array(one.scalars[name], other.scalars[name])
+    assert_same_parts(state.parts, other.parts)
+    assert state.scalars.keys() == other.scalars.keys()
+    for name in state.scalars:
+        assert_same_array(state.scalars[name], other.scalars[name])
     for name in ("digest", "optimizer", "progress"):
-        assert getattr(one, name) == getattr(other, name), name
+        assert getattr(state, name) == getattr(other, name), name

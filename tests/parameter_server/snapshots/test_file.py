@@ -133,8 +133,8 @@ def test_ambiguous_names_are_kept_apart(tmp_path):
         for number, (path, slot) in enumerate((("a:b", "c"), ("a", "b:c"), ("/ü ../x", "file")))
     )
     path = saved(tmp_path / "file.npz", ShardState(DIGEST, {}, {}, parts, ShardProgress(1)))
-    found, _ = load(path, [(index, 0, 1) for index in range(3)], with_scalars=False)
-    assert_same_parts(found, parts)
+    loaded, _ = load(path, [(index, 0, 1) for index in range(3)], with_scalars=False)
+    assert_same_parts(loaded, parts)
 
 
 def test_damage_of_any_byte_is_found_or_harmless(tmp_path):
@@ -142,18 +142,18 @@ def test_damage_of_any_byte_is_found_or_harmless(tmp_path):
     state = of_one(np.arange(3, dtype=np.float32), momentum=np.ones(3, ml_dtypes.bfloat16))
     content = saved(tmp_path / "whole.npz", state).read_bytes()
     path = tmp_path / "file.npz"
-    found = 0
+    damaged = 0
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :])
         try:
             metadata = describe(path)
             parts, _ = load(path, [(0, 0, 3)], with_scalars=True)
         except DamagedError:
-            found += 1
+            damaged += 1
         else:
             assert (metadata.digest, metadata.progress.version) == (DIGEST, 1)
             assert_same_parts(parts, state.parts)
-    assert found > len(content) / 2
+    assert damaged > len(content) / 2
 
 
 def test_truncated_file_raises(tmp_path):

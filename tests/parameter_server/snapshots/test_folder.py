@@ -29,8 +29,8 @@ def put(folder, server, servers, number, rows, digest="model"):
 def test_snapshots_are_listed_newest_first(tmp_path):
     for server, servers, number in ((0, 2, 9), (0, 2, 10), (1, 2, 1_000_000_000), (2, 3, 2)):
         (tmp_path / file_name(server, servers, number)).touch()
-    found = [(file.server, file.servers, file.number) for file in snapshots_of(tmp_path)]
-    assert found == [(1, 2, 1_000_000_000), (0, 2, 10), (0, 2, 9), (2, 3, 2)]
+    listed = [(file.server, file.servers, file.number) for file in snapshots_of(tmp_path)]
+    assert listed == [(1, 2, 1_000_000_000), (0, 2, 10), (0, 2, 9), (2, 3, 2)]
     assert [file.path.name for file in snapshots_of(tmp_path)][1] == "server-0-of-2.000000010.npz"
 
 

@@ -41,9 +41,9 @@ def small(version, path="w", begin=0, end=4, rows=4, **slots):
 def test_any_number_of_servers_reads_all_snapshots(tmp_path, writers, readers):
     write_all(tmp_path, writers)
     for server in range(readers):
-        found = read(tmp_path, DIGEST, rows_of(server, readers))
-        assert_same(found, shard(server, readers))
-        for part in found.parts:
+        state = read(tmp_path, DIGEST, rows_of(server, readers))
+        assert_same(state, shard(server, readers))
+        for part in state.parts:
             assert part.value.flags.writeable
             assert part.value.flags.owndata or part.value.base.flags.owndata, "no view of what was read beyond it"
 
@@ -70,8 +70,8 @@ def test_each_server_gets_its_own_state_back_exactly(tmp_path):
 def test_a_single_servers_snapshot_is_exact_for_any_number(tmp_path):
     write(tmp_path, 0, 1, shard(0, 1, 9, counted={0: 4, 1: 5}, sequences={(0, 5): 3, (1, 6): 4}))
     for server in range(3):
-        found = read(tmp_path, DIGEST, rows_of(server, 3))
-        assert found.progress == ShardProgress(9, {0: 4, 1: 5}, ((0, 5, 3), (1, 6, 4)), 3)
+        state = read(tmp_path, DIGEST, rows_of(server, 3))
+        assert state.progress == ShardProgress(9, {0: 4, 1: 5}, ((0, 5, 3), (1, 6, 4)), 3)
 
 
 def test_joined_rows_have_the_assignment_of_the_lowest_version(tmp_path):
@@ -84,13 +84,13 @@ def test_joined_rows_have_lowest_version_and_highest_sequences(tmp_path):
     """So that iterations fit the version, and a push that comes again is not applied twice to any row."""
     write(tmp_path, 0, 2, shard(0, 2, 12, counted={0: 7, 1: 5}, sequences={(0, 5): 6, (1, 8): 4}))
     write(tmp_path, 1, 2, shard(1, 2, 10, counted={0: 4, 1: 6}, sequences={(0, 5): 3, (1, 8): 5, (2, 9): 0}))
-    found = read(tmp_path, DIGEST, rows_of(0, 1))
-    assert found.progress.version == found.scalars["iterations"] == 10
-    assert found.scalars["learning_rate"] == np.float32(1 / 11)
-    assert found.progress.counted == {0: 4, 1: 6}
-    assert sequences_of_rows(found.progress.applied) == {(0, 5): 6, (1, 8): 5, (2, 9): 0}
+    state = read(tmp_path, DIGEST, rows_of(0, 1))
+    assert state.progress.version == state.scalars["iterations"] == 10
+    assert state.scalars["learning_rate"] == np.float32(1 / 11)
+    assert state.progress.counted == {0: 4, 1: 6}
+    assert sequences_of_rows(state.progress.applied) == {(0, 5): 6, (1, 8): 5, (2, 9): 0}
     first = {path: (begin, end) for path, begin, end in rows_of(0, 2)}
-    for part in found.parts:
+    for part in state.parts:
         begin, end = first.get(part.path, (0, 0))
         for low, high, version in ((begin, end, 12), (end, part.rows, 10)):
             if low < high:
@@ -149,16 +149,16 @@ def test_reading_during_writes_finds_whole_snapshots(tmp_path):
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(serve, server) for server in range(2)]
         before = np.zeros(4)
-        while not all(one.done() for one in running):
-            found = read(tmp_path, DIGEST, [("w", 0, 4)])
-            value = found.parts[0].value[:, 0]
+        while not all(future.done() for future in running):
+            state = read(tmp_path, DIGEST, [("w", 0, 4)])
+            value = state.parts[0].value[:, 0]
             assert value[0] == value[1]
             assert value[2] == value[3]
             assert (value >= before).all()
-            assert found.progress.version == value.min()
+            assert state.progress.version == value.min()
             before = value
-        for one in running:
-            one.result()
+        for future in running:
+            future.result()
     assert (read(tmp_path, DIGEST, [("w", 0, 4)]).parts[0].value == 39).all()
 
 
@@ -236,13 +236,13 @@ def test_previous_file_is_read_if_the_last_is_damaged(tmp_path, caplog, damage, 
     path = write(tmp_path, 0, 1, small(2))
     content = path.read_bytes()
     damage(path, place)
-    found = read(tmp_path, DIGEST, [("w", 0, 4)])
-    if found.progress.version == 2:  # of a byte that says nothing, such as a date
+    state = read(tmp_path, DIGEST, [("w", 0, 4)])
+    if state.progress.version == 2:  # of a byte that says nothing, such as a date
         assert damage is flip
     else:
-        assert found.progress.version == 1
+        assert state.progress.version == 1
         assert path.name in caplog.text
-    np.testing.assert_array_equal(found.parts[0].value, np.full((4, 2), found.progress.version, np.float32))
+    np.testing.assert_array_equal(state.parts[0].value, np.full((4, 2), state.progress.version, np.float32))
     path.write_bytes(content)
     assert read(tmp_path, DIGEST, [("w", 0, 4)]).progress.version == 2
 
@@ -251,9 +251,9 @@ def test_damage_of_one_server_does_not_affect_others(tmp_path, caplog):
     write_all(tmp_path, 3, 4)
     *_, path = write_all(tmp_path, 3, 5)
     truncate(path, 0.5)
-    found = read(tmp_path, DIGEST, rows_of(0, 1))
-    assert found.progress.version == 4
-    [part] = [part for part in found.parts if part.path == "embedding/embeddings"]
+    state = read(tmp_path, DIGEST, rows_of(0, 1))
+    assert state.progress.version == 4
+    [part] = [part for part in state.parts if part.path == "embedding/embeddings"]
     [new], [old] = (list(parts_of(version, [(part.path, 0, 40_000)])) for version in (5, 4))
     np.testing.assert_array_equal(part.value[:26_666], new.value[:26_666])
     np.testing.assert_array_equal(part.value[26_666:], old.value[26_666:])
@@ -306,13 +306,13 @@ def start(folder, first, dies_in=""):
 
 def version_in(folder):
     """The version that is read, after checks that it is whole."""
-    found = read(folder, "model", [("w", 0, 100_000)])
-    [part] = found.parts
-    assert (part.value == found.progress.version).all()
-    assert (part.slots["momentum"] == found.progress.version + 0.5).all()
-    assert found.scalars["iterations"] == found.progress.version
-    assert found.progress.counted == {0: found.progress.version}
-    return found.progress.version
+    state = read(folder, "model", [("w", 0, 100_000)])
+    [part] = state.parts
+    assert (part.value == state.progress.version).all()
+    assert (part.slots["momentum"] == state.progress.version + 0.5).all()
+    assert state.scalars["iterations"] == state.progress.version
+    assert state.progress.counted == {0: state.progress.version}
+    return state.progress.version
 
 
 def is_written(folder, part):

@@ -61,8 +61,8 @@ def train(table, steps=4):
 def test_servers_return_the_rows_of_a_single_process(count):
     keys, rows = train(of_process())
     with on_servers(count) as (table,):
-        found, values = train(table)
-        np.testing.assert_array_equal(found, keys)
+        server_keys, values = train(table)
+        np.testing.assert_array_equal(server_keys, keys)
         np.testing.assert_allclose(values, rows, rtol=1e-6)
         order = np.random.default_rng(9).permutation(len(keys))
         np.testing.assert_array_equal(table.lookup(keys[order], create=False), values[order])
@@ -116,8 +116,8 @@ def test_a_server_goes_on_from_its_snapshot(tmp_path):
             table = TableClient(TableConnections([stack.enter_context(connected(first))]), "users", FORM)
             train(table)
         with serving(address=first.address, tables=Tables(make)):
-            for found, array in zip(train(table, steps=range(4, 8)), expected, strict=True):
-                np.testing.assert_allclose(found, array, rtol=1e-6)
+            for actual, array in zip(train(table, steps=range(4, 8)), expected, strict=True):
+                np.testing.assert_allclose(actual, array, rtol=1e-6)
 
 
 def test_snapshots_are_taken_while_the_server_runs(tmp_path):
@@ -126,7 +126,7 @@ def test_snapshots_are_taken_while_the_server_runs(tmp_path):
         table = TableClient(TableConnections([connection]), "users", FORM)
         keys, _ = train(table)
         end = time.monotonic() + DEADLINE
-        while (found := make("users").find()) is None or len(found.states[0]["keys"]) < len(keys):
+        while (snapshot := make("users").find()) is None or len(snapshot.states[0]["keys"]) < len(keys):
             assert time.monotonic() < end
             time.sleep(0.02)
 
@@ -182,9 +182,9 @@ def test_cached_rows_equal_the_servers_rows(rows, staleness):
     with on_servers() as (table,):
         seen, expected = train_often(table)
     with on_servers(cache=CachePolicy(rows, staleness)) as (table,):
-        found, exported = train_often(table)
-        for one, other in zip([*found, *exported], [*seen, *expected], strict=True):
-            np.testing.assert_array_equal(one, other)
+        cached, exported = train_often(table)
+        for array, other in zip([*cached, *exported], [*seen, *expected], strict=True):
+            np.testing.assert_array_equal(array, other)
         if not staleness:
             assert table.cache is None
         else:
@@ -193,35 +193,35 @@ def test_cached_rows_equal_the_servers_rows(rows, staleness):
 
 def test_others_updates_are_seen_when_a_row_is_stale():
     """And at once in `evaluate` and `predict`, which use no keys."""
-    one = np.ones((1, DIM), np.float32)
+    gradient = np.ones((1, DIM), np.float32)
     key = KEYS[:1]
     with on_servers(workers=2, cache=CachePolicy(10, 2)) as (table, other):
         for worker in (table, other):
             worker.set_optimizer(keras.optimizers.serialize(keras.optimizers.SGD(1.0)))
         for _ in range(2):
             before = table.lookup(key, create=True)
-            table.update(key, 0 * one)
-        other.update(key, one)
+            table.update(key, 0 * gradient)
+        other.update(key, gradient)
         np.testing.assert_array_equal(table.lookup(key, create=False), before - 1)
         for _ in range(2):
             np.testing.assert_array_equal(table.lookup(key, create=True), before)
-            table.update(KEYS[1:2], one)
+            table.update(KEYS[1:2], gradient)
         np.testing.assert_array_equal(table.lookup(key, create=True), before - 1)
-        other.update(key, one)
-        table.update(key, one)
-        found = table.lookup(key, create=True)
-        np.testing.assert_allclose(found, before - 3, rtol=1e-5, err_msg="one's own come with others'")
+        other.update(key, gradient)
+        table.update(key, gradient)
+        row = table.lookup(key, create=True)
+        np.testing.assert_allclose(row, before - 3, rtol=1e-5, err_msg="one's own come with others'")
 
 
 def test_own_updates_appear_late_without_reads_own_writes():
-    one = np.ones((1, DIM), np.float32)
+    gradient = np.ones((1, DIM), np.float32)
     key = KEYS[:1]
     with on_servers(cache=CachePolicy(10, 2, reads_own_writes=False)) as (table,):
         table.set_optimizer(keras.optimizers.serialize(keras.optimizers.SGD(1.0)))
         seen = []
         for _ in range(8):
             seen.append(table.lookup(key, create=True)[0, 0])
-            table.update(key, one)
+            table.update(key, gradient)
         np.testing.assert_allclose(seen[0] - np.array(seen), [0, 1, 1, 1, 4, 4, 4, 7], rtol=1e-5)
 
 

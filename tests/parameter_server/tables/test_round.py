@@ -20,7 +20,7 @@ def test_parts_are_awaited_and_ordered_by_worker():
     assert update.add(part(2, id=5)), "again"
     update.add(part(1))
     assert update.awaited == ()
-    assert [(one.message.worker, one.message.id) for one in update.take()] == [(0, 0), (1, 0), (2, 5)]
+    assert [(taken.message.worker, taken.message.id) for taken in update.take()] == [(0, 0), (1, 0), (2, 5)]
     assert update.awaited == (0, 1, 2), "the next update begins"
 
 

@@ -22,12 +22,12 @@ def cache_of(rows=100, staleness=2, reads_own_writes=True):
 
 def step(cache, keys, version=0.0, updates=True):
     """Looks keys up, and updates them to the next version. Returns the keys that had to be read."""
-    found = cache.find(keys)
-    assert found.values.shape == (len(keys), DIM)
-    cache.put(found, rows_of(keys[found.missing], version))
+    lookup = cache.find(keys)
+    assert lookup.values.shape == (len(keys), DIM)
+    cache.put(lookup, rows_of(keys[lookup.missing], version))
     places, slots = cache.written(keys if updates else keys_of())
     cache.end_step(slots, rows_of(keys[places], version + 1))
-    return keys[found.missing].tolist()
+    return keys[lookup.missing].tolist()
 
 
 def test_repeated_key_is_cached_with_its_last_update():
@@ -35,9 +35,9 @@ def test_repeated_key_is_cached_with_its_last_update():
     assert step(cache, keys_of(1, 2), version=0) == [1, 2]
     assert step(cache, keys_of(2, 3), version=1) == [2, 3], "a key that came once is not kept"
     assert step(cache, keys_of(2), version=2) == []
-    found = cache.find(keys_of(2, 1))
-    assert found.missing.tolist() == [1]
-    np.testing.assert_array_equal(found.values[0], [5, -5], "of version 3")
+    lookup = cache.find(keys_of(2, 1))
+    assert lookup.missing.tolist() == [1]
+    np.testing.assert_array_equal(lookup.values[0], [5, -5], "of version 3")
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 5])

@@ -40,14 +40,14 @@ class Servers:
             ask(self.tables[server], UpdateRows, sequence, arrays=[keys, gradients], incarnation=self.incarnation)
 
     def export(self):
-        parts = [ask(one, ExportTable, incarnation=self.incarnation)[1] for one in self.tables]
+        parts = [ask(tables, ExportTable, incarnation=self.incarnation)[1] for tables in self.tables]
         keys, rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return keys[np.argsort(keys)], rows[np.argsort(keys)]
 
     def close(self):
         for tables in self.tables:
-            for one in tables:
-                one.close()
+            for table in tables:
+                table.close()
 
 
 def after(folder, steps, count=2):
@@ -57,8 +57,8 @@ def after(folder, steps, count=2):
     return servers
 
 
-def assert_same(one, other):
-    for array, expected in zip(one.export(), other.export(), strict=True):
+def assert_same(servers, other):
+    for array, expected in zip(servers.export(), other.export(), strict=True):
         np.testing.assert_allclose(array, expected, rtol=1e-6)
 
 

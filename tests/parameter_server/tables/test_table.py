@@ -87,8 +87,8 @@ def test_gradients_of_a_key_are_summed_before_the_step():
     other = table_of(keras.optimizers.Adagrad(0.5))
     use(other, 5, 6, 7)
     other.update(keys_of(5, 7), np.array([[3, 4], [15, 18]], np.float32))
-    for one, two in zip(table.export(), other.export(), strict=True):
-        np.testing.assert_array_equal(one, two)
+    for array, expected in zip(table.export(), other.export(), strict=True):
+        np.testing.assert_array_equal(array, expected)
     assert table.iterations == 1
     assert table.dropped == 1
 
@@ -321,9 +321,9 @@ def test_rows_are_found_after_many_resizes():
         table.lookup(part, create=True)
         table.update(part, np.ones((size, DIM), np.float32))
         begin += size
-    found, values = table.export()
-    np.testing.assert_array_equal(found, np.sort(keys[:begin]))
-    expected = INITIAL.rows(found, DIM, np.dtype(np.float32)) - 0.1 / np.sqrt(1.1)
+    exported_keys, values = table.export()
+    np.testing.assert_array_equal(exported_keys, np.sort(keys[:begin]))
+    expected = INITIAL.rows(exported_keys, DIM, np.dtype(np.float32)) - 0.1 / np.sqrt(1.1)
     np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-6)
     assert len(table) == begin == 20000
 
@@ -347,18 +347,18 @@ def trained(optimizer, servers, states=None, seeds=range(5), **policy):
 def merged(tables):
     """All arrays of all servers by key, and the scalars of the first."""
     states = [table.state() for table in tables]
-    found = {}
+    arrays = {}
     for prefix in ("", "waiting_"):
         order = np.argsort(np.concatenate([state[f"{prefix}keys"] for state in states]))
         for name in states[0]:
             if name.startswith("waiting_") == bool(prefix) and not name.startswith("scalar"):
-                found[name] = np.concatenate([state[name] for state in states])[order]
-    return found | {name: value for name, value in states[0].items() if name.startswith("scalar")}
+                arrays[name] = np.concatenate([state[name] for state in states])[order]
+    return arrays | {name: value for name, value in states[0].items() if name.startswith("scalar")}
 
 
-def check_equal(one, other):
-    assert one.keys() == other.keys()
-    for name, array in one.items():
+def check_equal(arrays, other):
+    assert arrays.keys() == other.keys()
+    for name, array in arrays.items():
         np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
@@ -454,7 +454,7 @@ class Anchored(keras.optimizers.Optimizer):
 
     def build(self, variables):
         super().build(variables)
-        self.anchors = [self.add_variable_from_reference(one, "anchor") for one in variables]
+        self.anchors = [self.add_variable_from_reference(reference, "anchor") for reference in variables]
         for anchor, variable in zip(self.anchors, variables, strict=True):
             anchor.assign(variable)
 

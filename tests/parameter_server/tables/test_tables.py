@@ -26,10 +26,10 @@ ONES = np.ones((2, DIM), np.float32)
 
 
 def ask(tables, kind, *arguments, arrays=(), worker=0, incarnation=1):
-    found = []
+    answers = []
     message = kind(7, worker, incarnation, "users", *arguments)
-    tables.heard(message, list(arrays), lambda answer, rows: found.append((answer, rows)))
-    ((answer, rows),) = found
+    tables.heard(message, list(arrays), lambda answer, rows: answers.append((answer, rows)))
+    ((answer, rows),) = answers
     assert answer.id == 7
     return answer, rows
 
@@ -53,9 +53,9 @@ def update(tables, sequence, rate=None, arrays=(KEYS, ONES), **sender):
 
 def assign(tables, number, only_if_new, value, incarnation=1):
     message = AssignRows(number, 0, incarnation, "users", only_if_new)
-    found = []
-    tables.heard(message, [KEYS, np.float32(value) * ONES], lambda answer, rows: found.append(answer))
-    return found[0]
+    answers = []
+    tables.heard(message, [KEYS, np.float32(value) * ONES], lambda answer, rows: answers.append(answer))
+    return answers[0]
 
 
 def lookup(tables, sequence=0, create=True, keys=KEYS, **sender):
@@ -255,7 +255,7 @@ def test_a_part_that_is_repeated_counts_once():
     both.update(0, 0)
     both.update(1, 0)
     assert both.values() == [-2, -2]
-    assert [type(one) for one in both.answers[1]] == [Waiting, Done, Done]
+    assert [type(answer) for answer in both.answers[1]] == [Waiting, Done, Done]
     both.update(1, 1)
     assert both.values() == [-2, -2], "the next one waits again"
 

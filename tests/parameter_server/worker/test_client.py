@@ -40,16 +40,16 @@ def test_wait_has_no_deadline_while_the_server_lives(monkeypatch):
 
 
 def test_requests_to_several_servers_run_concurrently():
-    with serving() as a, serving() as b, connected(a) as one, connected(b) as other:
-        requests = [connection.send(lambda id: Attach(id, 0, 1, "model")) for connection in (one, other)]
-        for connection, request in zip((other, one), reversed(requests), strict=True):
+    with serving() as a, serving() as b, connected(a) as first, connected(b) as second:
+        requests = [connection.send(lambda id: Attach(id, 0, 1, "model")) for connection in (first, second)]
+        for connection, request in zip((second, first), reversed(requests), strict=True):
             assert connection.receive(request)[0].clock == 0
 
 
 def test_a_refusal_is_an_error():
-    with serving() as server, connected(server) as one:
+    with serving() as server, connected(server) as connection:
         with pytest.raises(MessageRefusedError, match="ps 0 refuses Push: this connection has not attached") as caught:
-            push(one)
+            push(connection)
         assert caught.value.refused.is_unknown
 
 
@@ -58,22 +58,22 @@ def test_rendezvous_error_replaces_the_servers_refusal(monkeypatch, is_told):
     """The error is what the rendezvous then says of that worker; the server's, if it says nothing."""
     monkeypatch.setattr(clients, "_NEWS_SECONDS", DEADLINE if is_told else 0.2)
     news = itertools.chain([None] * 3, itertools.repeat(PeerLostError("rank 1 died") if is_told else None))
-    with serving() as server, connected(server) as one:
-        one._answer = lambda id, seconds: (Refused(id, "worker 1 has ended", ended=1), [])
-        one._failure = lambda: next(news)
+    with serving() as server, connected(server) as connection:
+        connection._answer = lambda id, seconds: (Refused(id, "worker 1 has ended", ended=1), [])
+        connection._failure = lambda: next(news)
         with pytest.raises(
             PeerLostError if is_told else MessageRefusedError, match="rank 1 died" if is_told else "has ended"
         ):
-            attach(one, 0)
+            attach(connection, 0)
 
 
 def test_request_waits_for_a_late_server(monkeypatch):
     monkeypatch.setattr(clients, "_AGAIN_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-    with connected(address) as one:
+    with connected(address) as connection:
         attached = []
-        thread = threading.Thread(target=lambda: attached.append(attach(one)), daemon=True)
+        thread = threading.Thread(target=lambda: attached.append(attach(connection)), daemon=True)
         thread.start()
         with serving(address=address):
             thread.join(DEADLINE)
@@ -85,17 +85,17 @@ def test_a_job_that_has_failed_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(clients, "_LOOK_SECONDS", 0.05)
     failures = []
     with serving(BoundedStaleness(1)) as server, connected(server) as slow:
-        one = clients.Connection(server.address, "ps 0", DEADLINE, failure=lambda: next(iter(failures), None))
-        attach(one, 0)
+        connection = clients.Connection(server.address, "ps 0", DEADLINE, failure=lambda: next(iter(failures), None))
+        attach(connection, 0)
         attach(slow, 1)
-        create(one)
+        create(connection)
         push(slow, 1)
-        push(one, 0)
+        push(connection, 0)
         seen = []
 
         def wait():
             try:
-                push(one, 0, 1, pulls=True)
+                push(connection, 0, 1, pulls=True)
             except TfdistError as error:
                 seen.append(str(error))
 
@@ -106,17 +106,17 @@ def test_a_job_that_has_failed_is_not_waited_for(monkeypatch):
         failures.append(TfdistError("interrupted (Ctrl-C)"))
         thread.join(DEADLINE)
         assert seen == ["interrupted (Ctrl-C)"]
-        one.close()
+        connection.close()
 
 
 def test_missing_server_raises_after_the_timeout():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     with (
-        connected(address, timeout=0.3) as one,
+        connected(address, timeout=0.3) as connection,
         pytest.raises(PeerLostError, match=r"ps 0 at 127.0.0.1:\d+ has not answered for 0.3 s"),
     ):
-        attach(one)
+        attach(connection)
 
 
 def test_connection_finds_a_restarted_server_process(monkeypatch):
@@ -126,18 +126,18 @@ def test_connection_finds_a_restarted_server_process(monkeypatch):
     with harness.started([program, "127.0.0.1:0"], 1) as first:
         first.await_output(0, " now")
         address = first.output(0).partition("SERVING ")[2].split()[0]
-        with connected(address) as one:
-            attach(one)
-            create(one)
-            push(one)
+        with connected(address) as connection:
+            attach(connection)
+            create(connection)
+            push(connection)
             first.signal(0, signal.SIGKILL)
             first.wait()
             with harness.started([program, address], 1) as second:
                 second.await_output(0, " now")
                 with pytest.raises(MessageRefusedError) as caught:
-                    push(one, clock=1)
+                    push(connection, clock=1)
                 assert caught.value.refused.is_unknown
-                assert not attach(one).is_created
+                assert not attach(connection).is_created
 
 
 def test_garbage_collected_connection_does_not_hang():

@@ -11,8 +11,8 @@ ONES, TWOS = np.ones(3, np.float32), np.full((2, 2), 2.0, np.float32)
 
 def given(arrays, worker=0, model="model", occurrence=0, place=0, incarnation=1, described=("a", "b")):
     def message(id, sent):
-        of = model, occurrence, place, described, tuple(map(digest, arrays))
-        return CompareState(id, worker, incarnation, *of, tuple(sent))
+        fields = model, occurrence, place, described, tuple(map(digest, arrays))
+        return CompareState(id, worker, incarnation, *fields, tuple(sent))
 
     return message
 
@@ -31,9 +31,9 @@ class Heard:
 def test_worker_receives_arrays_that_differ_from_the_chiefs():
     with serving() as server, connected(server) as chief, connected(server) as worker:
         assert take(chief, given([ONES, TWOS]), [ONES, TWOS]) == {}
-        found = take(worker, given([ONES, ONES], 1), [ONES, ONES])
-    assert list(found) == [1]
-    np.testing.assert_array_equal(found[1], TWOS)
+        received = take(worker, given([ONES, ONES], 1), [ONES, ONES])
+    assert list(received) == [1]
+    np.testing.assert_array_equal(received[1], TWOS)
 
 
 def test_only_arrays_unknown_to_the_server_are_sent():

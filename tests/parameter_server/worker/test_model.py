@@ -28,16 +28,16 @@ def test_parts_join_to_the_whole_model(servers):
         assert [value.shape for value in part.values] == shapes.shapes
         assert [slots["momentum"].shape for slots in part.slots] == shapes.shapes
         assert part.scalars is state.scalars
-    for one, other in zip(model.whole([part.values for part in parts]), values(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, other in zip(model.whole([part.values for part in parts]), values(), strict=True):
+        np.testing.assert_array_equal(array, other)
 
 
 def test_servers_are_told_which_rows_they_hold():
     model = model_of(2)
     described = [HeldRows(path, 0, 0, 0, decays=path != "bias") for path in PATHS]
-    held = [one for server in range(2) for one in model.held(server, described)]
-    assert sorted((one.begin, one.end) for one in held if one.path == "large") == [(0, 500), (500, 1000)]
-    assert [one.decays for one in held if one.path == "bias"] == [False]
+    held = [part for server in range(2) for part in model.held(server, described)]
+    assert sorted((part.begin, part.end) for part in held if part.path == "large") == [(0, 500), (500, 1000)]
+    assert [part.decays for part in held if part.path == "bias"] == [False]
 
 
 def test_unsplittable_variables_stay_whole():
@@ -46,10 +46,10 @@ def test_unsplittable_variables_stay_whole():
 
 
 def test_different_models_have_different_names():
-    one = model_of(2)
+    model = model_of(2)
     others = [model_of(2, splits=(False,) * 4), model_of(2, paths=["other", *PATHS[1:]]), model_of(2, optimizer="Adam")]
-    assert one.name == model_of(3).name
-    assert len({one.name, *(other.name for other in others)}) == 4
+    assert model.name == model_of(3).name
+    assert len({model.name, *(other.name for other in others)}) == 4
 
 
 def test_paths_are_numbered_as_in_a_new_process():

@@ -17,7 +17,7 @@ from tfdist.parameter_server.worker.observer import Observer
 @contextlib.contextmanager
 def observer(running):
     over = threading.Event()
-    made = Observer([Connection(one.address, "ps", DEADLINE) for one in running], model_of(len(running)), over)
+    made = Observer([Connection(server.address, "ps", DEADLINE) for server in running], model_of(len(running)), over)
     try:
         yield made, over
     finally:
@@ -33,12 +33,12 @@ def test_observer_waits_for_the_model_and_blocks_no_worker():
     with serving(Synchronous()) as one, serving(Synchronous()) as other:
         running = [one, other]
         with sessions(Synchronous(), 1, running=running) as (worker,), observer(running) as (made, _):
-            found = []
-            thread = threading.Thread(target=lambda: found.append(made.begin(*described(), None)), daemon=True)
+            results = []
+            thread = threading.Thread(target=lambda: results.append(made.begin(*described(), None)), daemon=True)
             thread.start()
             begin(0, worker)
             thread.join(DEADLINE)
-            for value, first in zip(values_of(made, found[0]), first_values(), strict=True):
+            for value, first in zip(values_of(made, results[0]), first_values(), strict=True):
                 np.testing.assert_array_equal(value, first)
             for _ in range(3):
                 worker.step(ones(worker))

@@ -99,8 +99,8 @@ def begin(worker, session):
 def test_all_workers_begin_with_the_chiefs_values(servers):
     with sessions(Asynchronous(), 3, servers) as made:
         for values in on_all(made, begin):
-            for one, other in zip(values, first_values(), strict=True):
-                np.testing.assert_array_equal(one, other)
+            for array, other in zip(values, first_values(), strict=True):
+                np.testing.assert_array_equal(array, other)
 
 
 @pytest.mark.parametrize("mode", [Asynchronous(), BoundedStaleness(1)])
@@ -225,7 +225,7 @@ def test_late_worker_gets_the_newest_of_equal_models():
 
 def connections(session):
     """New ones, to the same servers."""
-    return [Connection(one._address, one._name, DEADLINE) for one in session._connections]
+    return [Connection(connection._address, connection._name, DEADLINE) for connection in session._connections]
 
 
 def test_session_attaches_again_after_worker_is_lost():
@@ -249,7 +249,7 @@ def test_restarted_server_gets_the_chiefs_model(caplog):
     with contextlib.ExitStack() as stack:
         first, other = contextlib.ExitStack(), stack.enter_context(serving())
         server = first.enter_context(serving())
-        connections = [Connection(one.address, "ps", DEADLINE) for one in (server, other)]
+        connections = [Connection(endpoint.address, "ps", DEADLINE) for endpoint in (server, other)]
         session = Session(connections, 0, model_of())
         stack.callback(session.close)
         session.begin(*described(), lambda: TrainingState(newest or first_values()))
@@ -321,12 +321,12 @@ def sharing(mode, workers, servers=2, prefetch=0):
         made = stack.enter_context(sessions(mode, workers, servers, prefetch, running))
         epochs = []
         for worker, session in enumerate(made):
-            of = worker, 0, Plan(BATCHES, 1, None)
+            arguments = worker, 0, Plan(BATCHES, 1, None)
 
             def connect():
                 return Connection(running[0].address, "ps 0", DEADLINE)
 
-            epochs.append(SharedEpochs(connect, *of, when_idle=session.suspend))
+            epochs.append(SharedEpochs(connect, *arguments, when_idle=session.suspend))
             stack.callback(epochs[-1].close)
         yield made, epochs, running
 
@@ -406,7 +406,7 @@ def test_batches_of_a_worker_that_is_taken_for_lost_count_once(mode):
                 running[step % 2].lost(1 + step // 3 % 2)
 
         steps = on_all(
-            made, lambda worker, one: train(one, epochs[worker], lambda step: None if worker else lose(step))
+            made, lambda worker, session: train(session, epochs[worker], lambda step: None if worker else lose(step))
         )
         refused = sum(session.refusals for session in made)
         assert sum(steps) - refused == BATCHES * EPOCHS

@@ -61,17 +61,21 @@ def run(name, fits, together):
         The losses of the epochs of each call of `fit`, and the sums of the newest weights of each model.
     """
     path = next(path for path in (HERE / f"{name}.py", HERE.parent / f"{name}.py") if path.exists())
-    found = runpy.run_path(str(path), run_name="__main__")
+    namespace = runpy.run_path(str(path), run_name="__main__")
     together()
-    models = [model for model, _ in fits] + [one for one in found.values() if isinstance(one, keras.Model)]
+    models = [model for model, _ in fits] + [value for value in namespace.values() if isinstance(value, keras.Model)]
     sums, updates = [], []
     for model in {id(model): model for model in models}.values():
         for link in model.distribute_strategy.extended.links(model):
             link.refresh()
             updates.append(int(link.session.iterations))
         sums.append(float(sum(np.abs(weight.numpy()).sum() for weight in model.trainable_variables)))
-    losses = [losses for _, losses in fits] + found.get("losses_of_loops", [])
-    return {"losses": [own for own in losses if len(own) > 1], "sums": sums, "updates": updates}
+    losses = [losses for _, losses in fits] + namespace.get("losses_of_loops", [])
+    return {
+        "losses": [epoch_losses for epoch_losses in losses if len(epoch_losses) > 1],
+        "sums": sums,
+        "updates": updates,
+    }
 
 
 def main(folder, *names):
@@ -82,12 +86,12 @@ def main(folder, *names):
     keras.Model.fit = recorded(fits)
     for name in names:
         faulthandler.dump_traceback_later(SECONDS, exit=True)
-        found = run(name, fits, functools.partial(meet, folder, name, worker, workers))
+        outcome = run(name, fits, functools.partial(meet, folder, name, worker, workers))
         meet(folder, f"{name}-read", worker, workers)  # nobody trains on before all have read
         faulthandler.cancel_dump_traceback_later()
-        print("RESULT", json.dumps({"name": name, **found}), flush=True)
+        print("RESULT", json.dumps({"name": name, **outcome}), flush=True)
         fits.clear()
-        del found
+        del outcome
         gc.collect()
 
 

@@ -28,9 +28,11 @@ def found(request, tmp_path_factory):
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_train_on_servers(name, found):
-    one, other = found[name]
-    assert one["sums"] == other["sums"], "the workers' weights differ"
-    assert one["updates"] == other["updates"]
-    assert all(one["updates"]), "no server has made an update"
-    for losses in zip(one["losses"], other["losses"], strict=True):
-        assert sum(own[-1] for own in losses) < sum(own[0] for own in losses), losses
+    first, second = found[name]
+    assert first["sums"] == second["sums"], "the workers' weights differ"
+    assert first["updates"] == second["updates"]
+    assert all(first["updates"]), "no server has made an update"
+    for losses in zip(first["losses"], second["losses"], strict=True):
+        assert sum(worker_losses[-1] for worker_losses in losses) < sum(worker_losses[0] for worker_losses in losses), (
+            losses
+        )

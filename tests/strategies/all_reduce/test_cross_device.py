@@ -26,9 +26,9 @@ def test_all_reduce_of_dense_values_sums_or_averages(ranks, op, size, dtype):
 
     total = np.array([sum(2 * rank - 1 for rank in range(size)), 3 * size])
     expected = total if op == "SUM" else total / size
-    for one, other in on_ranks(ranks(size), work):
-        np.testing.assert_allclose(one.numpy().astype(float), expected, rtol=1e-2)
-        assert other.shape == (1, 2)
+    for vector, matrix in on_ranks(ranks(size), work):
+        np.testing.assert_allclose(vector.numpy().astype(float), expected, rtol=1e-2)
+        assert matrix.shape == (1, 2)
 
 
 @OPS
@@ -37,9 +37,9 @@ def test_sparse_values_keep_every_occurrence(ranks, op):
         slices = tf.IndexedSlices(tf.fill([strategy.rank + 1, 2], 2.0), tf.fill([strategy.rank + 1], 3), [9, 2])
         return reduced(strategy, op, slices, tf.constant(1.0))[0]
 
-    for found in on_ranks(ranks(2), work):
-        np.testing.assert_array_equal(found.values, np.full((3, 2), 2.0 if op == "SUM" else 1.0))
-        np.testing.assert_array_equal(found.indices, [3, 3, 3])
+    for result in on_ranks(ranks(2), work):
+        np.testing.assert_array_equal(result.values, np.full((3, 2), 2.0 if op == "SUM" else 1.0))
+        np.testing.assert_array_equal(result.indices, [3, 3, 3])
 
 
 @OPS
@@ -70,8 +70,8 @@ def test_sparse_values_sum_duplicates_without_keep_rows(ranks):
         slices = tf.IndexedSlices(tf.ones([9, 2]), tf.zeros([9], tf.int32), tf.constant([3, 2]))
         return reduced(strategy, "SUM", slices)[0]
 
-    for found in on_ranks(ranks(2), work, keep_rows=False):
-        np.testing.assert_array_equal(found.values, [[18, 18], [0, 0], [0, 0]])
+    for result in on_ranks(ranks(2), work, keep_rows=False):
+        np.testing.assert_array_equal(result.values, [[18, 18], [0, 0], [0, 0]])
 
 
 @OPS
@@ -121,15 +121,15 @@ def test_gradient_rows_of_positions_are_summed_across_ranks(ranks):
         @tf.function
         def step(words):
             def replica():
-                found = []
+                sums = []
                 for indices in (tf.range(3), words):
                     with tf.GradientTape() as tape:
                         loss = tf.reduce_sum(tf.gather(table, indices))
                     gradient = tape.gradient(loss, table)
-                    found.append(
+                    sums.append(
                         tf.distribute.get_replica_context().all_reduce("SUM", [gradient], private.WeighedOptions())[0]
                     )
-                return found
+                return sums
 
             return in_step(strategy, 1, 2, replica)
 

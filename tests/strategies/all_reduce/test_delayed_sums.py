@@ -23,13 +23,13 @@ def test_sums_are_those_of_the_step_before(ranks, in_graph):
             return [tf.cast(ready, number.dtype), totals[0][0, 0], totals[1][2]]
 
         step = tf.function(step) if in_graph else step
-        found = [[float(one) for one in step(tf.constant(float(number + group.rank)))] for number in (1, 2, 3)]
+        outputs = [[float(output) for output in step(tf.constant(float(number + group.rank)))] for number in (1, 2, 3)]
         last = sums.last()
         assert sums.last() is None
-        return found, last[0][5, 5], last[1][1], dict(sums.staleness)
+        return outputs, last[0][5, 5], last[1][1], dict(sums.staleness)
 
-    for found, matrix, vector, staleness in ranks(2)(work):
-        assert found == [[0, 0, 0], [1, 1.75, 17.5], [1, 2.75, 27.5]]
+    for outputs, matrix, vector, staleness in ranks(2)(work):
+        assert outputs == [[0, 0, 0], [1, 1.75, 17.5], [1, 2.75, 27.5]]
         assert (matrix, vector) == (3.75, 37.5)
         assert staleness == {0: 1, 1: 2}
 
@@ -55,8 +55,8 @@ def test_compression_residuals_are_sent_in_later_steps(ranks):
             total += sums.last()[0]
         return total / 60, values
 
-    (found, one), (_, other) = ranks(2)(work)
-    assert np.abs(found - (one + other) / 2).max() < 0.3
+    (average, first), (_, second) = ranks(2)(work)
+    assert np.abs(average - (first + second) / 2).max() < 0.3
 
 
 def test_single_rank_gets_its_previous_gradients(ranks):

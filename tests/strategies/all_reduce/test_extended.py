@@ -18,12 +18,12 @@ DTYPES = [
 def test_variables_begin_with_the_chiefs_value(ranks, dtype):
     def work(strategy):
         with strategy.scope():
-            own = {tf.string: "rank", tf.bool: False}.get(dtype, strategy.rank + 3)
-            value = tf.cast([own, own], dtype) if dtype != tf.string else tf.constant([f"{strategy.rank}"] * 2)
+            element = {tf.string: "rank", tf.bool: False}.get(dtype, strategy.rank + 3)
+            value = tf.cast([element, element], dtype) if dtype != tf.string else tf.constant([f"{strategy.rank}"] * 2)
             return tf.Variable(value).numpy().tolist(), tf.Variable(lambda: value).numpy().tolist()
 
-    for found in on_ranks(ranks(2), work):
-        assert found == ({tf.string: [b"0"] * 2, tf.bool: [False] * 2}.get(dtype, [3, 3]),) * 2
+    for values in on_ranks(ranks(2), work):
+        assert values == ({tf.string: [b"0"] * 2, tf.bool: [False] * 2}.get(dtype, [3, 3]),) * 2
 
 
 def test_variables_that_a_function_makes_begin_with_the_chiefs_value_too(ranks):
@@ -85,8 +85,8 @@ def test_ranks_know_their_ids_and_the_writer(ranks, size):
             "failure": extended.failure,
         }
 
-    for rank, found in enumerate(on_ranks(ranks(size), work)):
-        assert found == {
+    for rank, result in enumerate(on_ranks(ranks(size), work)):
+        assert result == {
             "replicas": (size, size > 1),
             "id": rank,
             "writes": (rank == 0,) * 3,
@@ -130,9 +130,9 @@ def test_in_local_only_nothing_is_communicated(ranks):
             return None
         with strategy.extended.local_only(), strategy.extended.local_only():
             assert strategy.extended.is_local_only
-            found = [strategy.reduce(op, tf.constant(3.0), axis=None).numpy() for op in ("SUM", "MEAN")]
+            results = [strategy.reduce(op, tf.constant(3.0), axis=None).numpy() for op in ("SUM", "MEAN")]
         assert not strategy.extended.is_local_only
-        return found
+        return results
 
     assert both(work)[0] == [3.0, 3.0]
 

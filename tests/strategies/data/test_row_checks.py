@@ -76,9 +76,9 @@ def test_a_model_without_state_takes_batches_of_any_size_as_in_plain_keras(ranks
         return model.get_weights()
 
     expected = trained(contextlib.nullcontext())
-    for found in on_ranks(ranks(2), lambda strategy: trained(strategy.scope())):
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5)
+    for weights in on_ranks(ranks(2), lambda strategy: trained(strategy.scope())):
+        for weight, other in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(weight, other, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("rows", "fixed"), [(None, None), (5, 5)])

@@ -26,9 +26,9 @@ def ragged(*rows):
     ],
 )
 def test_batch_size(batch, samples):
-    found = batch_size(batch)
-    assert found.dtype == tf.int64
-    assert found.numpy() == samples
+    size = batch_size(batch)
+    assert size.dtype == tf.int64
+    assert size.numpy() == samples
 
 
 def test_as_share_returns_shares_unchanged():
@@ -113,9 +113,9 @@ def test_functions_that_were_traced_before_read_the_numbers_of_their_step():
 @pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.bfloat16, tf.complex64])
 def test_weighed(dtype):
     value = tf.cast([1.0, -2.0], dtype)
-    found = weighed(value, tf.constant(0.5, tf.float64))
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(tf.cast(found, tf.complex64), [0.5, -1])
+    result = weighed(value, tf.constant(0.5, tf.float64))
+    assert result.dtype == dtype
+    np.testing.assert_array_equal(tf.cast(result, tf.complex64), [0.5, -1])
 
 
 def test_zero_weight_turns_nan_and_infinity_into_zero():
@@ -123,11 +123,11 @@ def test_zero_weight_turns_nan_and_infinity_into_zero():
     values = tf.constant([np.nan, np.inf, -np.inf, 1.0])
     np.testing.assert_array_equal(weighed(values, tf.constant(0.0, tf.float64)), 0)
     slices = tf.IndexedSlices(tf.constant([[np.nan], [2.0]]), tf.constant([4, 1]), tf.constant([5, 1]))
-    found = weighed(slices, tf.constant(0.0, tf.float64))
-    np.testing.assert_array_equal(found.values, 0)
+    result = weighed(slices, tf.constant(0.0, tf.float64))
+    np.testing.assert_array_equal(result.values, 0)
     np.testing.assert_array_equal(weighed(slices, tf.constant(3.0, tf.float64)).values[1], 6)
-    assert found.indices is slices.indices
-    assert found.dense_shape is slices.dense_shape
+    assert result.indices is slices.indices
+    assert result.dense_shape is slices.dense_shape
 
 
 def test_a_row_of_zeros_of_every_kind_has_the_components_shape():

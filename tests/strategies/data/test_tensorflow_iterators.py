@@ -13,8 +13,8 @@ def test_all_ranks_step_until_longest_dataset_ends(ranks, lengths):
     """A function that steps through a distributed iterator ends on all ranks at once; who has no data helps."""
 
     def work(strategy):
-        own = tf.data.Dataset.range(lengths[strategy.rank]).batch(1)
-        data = strategy.distribute_datasets_from_function(lambda context: own)
+        dataset = tf.data.Dataset.range(lengths[strategy.rank]).batch(1)
+        data = strategy.distribute_datasets_from_function(lambda context: dataset)
 
         @tf.function
         def total():

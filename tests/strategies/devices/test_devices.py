@@ -67,10 +67,10 @@ class Gpus:
         monkeypatch.setattr(config, "list_logical_devices", None)  # it would initialize them
         return self
 
-    def _set_visible(self, own, kind):
+    def _set_visible(self, gpus, kind):
         if self.is_initialized:
             raise RuntimeError("Visible devices cannot be modified after being initialized")
-        self.visible = own
+        self.visible = gpus
 
     def _set_growth(self, gpu, growth):
         if self.is_initialized:
@@ -120,8 +120,8 @@ def test_gpus_made_visible_by_user_are_kept(monkeypatch):
 )
 def test_memory_of_gpus_that_are_shared_is_taken_as_needed(monkeypatch, count, asked, size, shared):
     gpus = Gpus(count).replace(monkeypatch)
-    found = devices.own_devices(asked, 0, size)
-    assert found == (asked or ["GPU:0"])
+    device_names = devices.own_devices(asked, 0, size)
+    assert device_names == (asked or ["GPU:0"])
     assert list(gpus.growth.values()) == [True if shared else None] * count
 
 

@@ -10,15 +10,15 @@ from tfdist.strategies.devices.requested_device import creating, requested
 
 def test_innermost_requested_device_counts_in_its_thread():
     assert requested_device.current() is None
-    found = []
+    devices_in_thread = []
     with requested("/device:CPU:0"):
         with requested("/device:GPU:1"):
             assert requested_device.current() == "/device:GPU:1"
-            thread = threading.Thread(target=lambda: found.append(requested_device.current()))
+            thread = threading.Thread(target=lambda: devices_in_thread.append(requested_device.current()))
             thread.start()
             thread.join()
         assert requested_device.current() == "/device:CPU:0"
-    assert found == [None]
+    assert devices_in_thread == [None]
 
 
 def test_variables_of_strategies_with_several_replicas_are_refused():

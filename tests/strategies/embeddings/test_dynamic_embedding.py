@@ -80,8 +80,8 @@ def assert_equal(model, expected, rtol=1e-4):
     keys, rows = model.layers[0].export()
     np.testing.assert_array_equal(keys, NAMES[used])
     np.testing.assert_allclose(rows, expected.layers[0].get_weights()[0][used], rtol=rtol, atol=1e-6)
-    for one, other in zip(model.layers[-1].get_weights(), expected.layers[-1].get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=rtol, atol=1e-6)
+    for weight, other in zip(model.layers[-1].get_weights(), expected.layers[-1].get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=rtol, atol=1e-6)
 
 
 OPTIMIZERS = {
@@ -96,12 +96,12 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", some(OPTIMIZERS, 4))
 def test_training_equals_one_hot_embedding(name):
     expected = fixed(OPTIMIZERS[name])
-    history = fit(expected, X)
+    expected_history = fit(expected, X)
     model = dynamic(OPTIMIZERS[name])
-    found = fit(model, validation_data=(NAMES[X], Y))
+    history = fit(model, validation_data=(NAMES[X], Y))
     assert_equal(model, expected)
-    np.testing.assert_allclose(found.history["loss"], history.history["loss"], rtol=1e-4)
-    np.testing.assert_allclose(found.history["val_loss"][-1], expected.evaluate(X, Y, verbose=0), rtol=1e-4)
+    np.testing.assert_allclose(history.history["loss"], expected_history.history["loss"], rtol=1e-4)
+    np.testing.assert_allclose(history.history["val_loss"][-1], expected.evaluate(X, Y, verbose=0), rtol=1e-4)
     assert int(model.optimizer.iterations) == 9
 
 
@@ -164,10 +164,10 @@ def test_one_worker_on_servers_trains_as_keras_does(name):
     fit(expected, X)
     with served() as (strategy,):
         model = dynamic(OPTIMIZERS[name], strategy)
-        found = fit(model)
+        history = fit(model)
         assert_equal(model, expected)
         np.testing.assert_allclose(model.evaluate(NAMES[X], Y, verbose=0), expected.evaluate(X, Y, verbose=0), 1e-4)
-        assert len(found.history["loss"]) == 3
+        assert len(history.history["loss"]) == 3
         assert int(model.optimizer.iterations) == 9
 
 
@@ -177,8 +177,8 @@ def test_servers_and_one_process_give_the_same_with_adam():
     with served(servers=3) as (strategy,):
         model = dynamic("adam", strategy)
         fit(model)
-        for one, other in zip(model.layers[0].export(), alone.layers[0].export(), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+        for array, other in zip(model.layers[0].export(), alone.layers[0].export(), strict=True):
+            np.testing.assert_allclose(array, other, rtol=1e-4, atol=1e-6)
 
 
 def test_a_worker_that_keeps_rows_trains_as_one_that_does_not(tmp_path):
@@ -253,8 +253,8 @@ def test_predictions_make_no_rows(is_served):
         trained = model.layers[0].export()
         new = np.full((3, 5), 12345)
         model.predict(new, verbose=0)
-        for one, other in zip(model.layers[0].export(), trained, strict=True):
-            np.testing.assert_array_equal(one, other)
+        for array, other in zip(model.layers[0].export(), trained, strict=True):
+            np.testing.assert_array_equal(array, other)
         assert not np.array_equal(model.predict(NAMES[X], verbose=0), first)
 
 
@@ -295,8 +295,8 @@ def test_saved_rows_are_loaded(tmp_path):
         fit(model, epochs=1)
         model.save(tmp_path / "served.keras")
         last = keras.models.load_model(tmp_path / "served.keras")
-        for one, other in zip(last.layers[0].export(), model.layers[0].export(), strict=True):
-            np.testing.assert_array_equal(one, other)
+        for array, other in zip(last.layers[0].export(), model.layers[0].export(), strict=True):
+            np.testing.assert_array_equal(array, other)
         assert not np.array_equal(last.layers[0].export()[1], alone.layers[0].export()[1])
 
 

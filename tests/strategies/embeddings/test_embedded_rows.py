@@ -31,8 +31,8 @@ def initial(*keys):
 
 def gradient_of(rows, anchor, keys, factor=1.0):
     with tf.GradientTape() as tape:
-        found = rows.lookup(anchor, tf.constant(keys, tf.int64), True)
-        loss = factor * tf.reduce_sum(found**2) / 2
+        embedded = rows.lookup(anchor, tf.constant(keys, tf.int64), True)
+        loss = factor * tf.reduce_sum(embedded**2) / 2
     return tape.gradient(loss, anchor.value)
 
 
@@ -57,8 +57,8 @@ def test_gradients_have_unique_keys_and_summed_rows(compiled):
     rows, anchor = made()
 
     def compute():
-        found = gradient_of(rows, anchor, [7, -9, 7])
-        return found.indices, found.values
+        gradient = gradient_of(rows, anchor, [7, -9, 7])
+        return gradient.indices, gradient.values
 
     keys, values = tf.function(compute)() if compiled else compute()
     np.testing.assert_array_equal(keys, [7, -9])

@@ -45,7 +45,7 @@ def test_an_optimizer_has_the_same_variables_however_it_is_built():
         if build:
             optimizer.build([anchor, variable])
         optimizer.apply([gradient_of(rows, anchor, [7]), tf.constant(1.0)], [anchor, variable])
-        paths.append([tuple(one.shape) for one in optimizer.variables])
+        paths.append([tuple(state_variable.shape) for state_variable in optimizer.variables])
     assert paths[0] == paths[1]
 
 

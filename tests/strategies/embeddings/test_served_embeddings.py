@@ -61,8 +61,8 @@ def test_dense_gradients_and_constraints_send_whole_table(options):
     alone = embedded(None, adagrad, 500, **options)
     with served() as (strategy,):
         model = embedded(strategy, adagrad, 500, **options)
-        for one in (alone, model):
-            fit(one, some, y=TARGETS, batch_size=50)
+        for each_model in (alone, model):
+            fit(each_model, some, y=TARGETS, batch_size=50)
         assert_close(model, alone)
         assert sent(model) > 12 * 500 * DIM * 4
 
@@ -93,8 +93,8 @@ def test_tied_embedding_trains_as_one_process_does():
     alone = made()
     with served() as (strategy,):
         model = made(strategy)
-        for one in (alone, model):
-            fit(one, KEYS % 300, y=KEYS[:, 0] % 300, batch_size=50)
+        for each_model in (alone, model):
+            fit(each_model, KEYS % 300, y=KEYS[:, 0] % 300, batch_size=50)
         assert_close(model, alone)
 
 
@@ -124,7 +124,7 @@ def test_local_steps_exchange_whole_variables():
     alone = embedded(None, adagrad, 500)
     with served(pushes=LocalSteps(2)) as (strategy,):
         model = embedded(strategy, adagrad, 500)
-        for one in (alone, model):
-            fit(one, some, y=TARGETS, batch_size=50)
+        for each_model in (alone, model):
+            fit(each_model, some, y=TARGETS, batch_size=50)
         assert_close(model, alone)
         assert sent(model) > 6 * 500 * DIM * 4

@@ -31,16 +31,16 @@ def test_synchronized_statistics_have_the_gradient_of_one_process(ranks, sizes):
             with tf.GradientTape() as tape:
                 tape.watch(factor)
                 x = factor * (rows if len(rows) else np.zeros((1, 3), np.float32))
-                own = tf.reduce_sum(x[: len(rows)], 0) / len(X)
-                mean = tf.distribute.get_replica_context().all_reduce("SUM", own)
+                partial_mean = tf.reduce_sum(x[: len(rows)], 0) / len(X)
+                mean = tf.distribute.get_replica_context().all_reduce("SUM", partial_mean)
                 loss = normalized(x, mean)
             weight = tf.cast(strategy.extended.shares.weight(), tf.float32)
             return tape.gradient(loss, factor) * weight
 
         return in_step(strategy, sizes[strategy.rank], len(X), step)
 
-    found = on_ranks(ranks(2), work)
-    np.testing.assert_allclose(sum(part.numpy() for part in found), expected, rtol=1e-4)
+    gradients = on_ranks(ranks(2), work)
+    np.testing.assert_allclose(sum(part.numpy() for part in gradients), expected, rtol=1e-4)
 
 
 def gradient(strategy, collective, dtype=tf.float32):
@@ -77,10 +77,10 @@ def test_reductions_of_gradients_themselves_are_not_weighed_again(ranks):
     def collective(replica, x):
         return replica.all_reduce("SUM", [x], private.WeighedOptions())[0]
 
-    for found in on_ranks(
+    for derivative in on_ranks(
         ranks(2), lambda strategy: in_step(strategy, 3 - 2 * strategy.rank, 4, gradient(strategy, collective))
     ):
-        np.testing.assert_array_equal(found, [2, 2])
+        np.testing.assert_array_equal(derivative, [2, 2])
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
@@ -103,5 +103,5 @@ def test_outside_of_steps_gradients_are_tensorflows(ranks):
     def work(strategy):
         return strategy.run(gradient(strategy, lambda replica, x: replica.all_reduce("SUM", x)))
 
-    for found in on_ranks(ranks(2), work):
-        np.testing.assert_array_equal(found, [2, 2])
+    for derivative in on_ranks(ranks(2), work):
+        np.testing.assert_array_equal(derivative, [2, 2])

@@ -20,8 +20,8 @@ def measured(parts, is_weighed, norms=None):
             sums += norms.own([tf.constant(given)], tf.constant(weight, tf.float64), True).numpy()
             total += given
         else:
-            own = norms.own([tf.constant(mean)], tf.constant(weight, tf.float64), False).numpy()
-            sums += own * weight if weight else 0
+            term = norms.own([tf.constant(mean)], tf.constant(weight, tf.float64), False).numpy()
+            sums += term * weight if weight else 0
             total += mean * weight if weight else 0
     norms.add([tf.constant(total)], tf.constant(sums), count)
     return norms

@@ -49,8 +49,8 @@ def test_descriptions_name_kind_and_size_of_data(ranks, tmp_path):
 
     def work(strategy):
         shared = strategy.experimental_distribute_dataset(dataset)
-        own = strategy.distribute_datasets_from_function(lambda context: dataset.take(1 + strategy.rank))
-        return described(shared), described(own)
+        per_rank = strategy.distribute_datasets_from_function(lambda context: dataset.take(1 + strategy.rank))
+        return described(shared), described(per_rank)
 
     assert on_ranks(ranks(2), work) == [("a distributed dataset of 4 batches", "a distributed dataset")] * 2
 
@@ -58,8 +58,8 @@ def test_descriptions_name_kind_and_size_of_data(ranks, tmp_path):
 @pytest.mark.parametrize("strategy", [Ranked, RankedLocal])
 def test_different_data_are_an_error_and_the_next_call_works(ranks, strategy):
     def work(group):
-        own = strategy(group)
-        with own.scope():
+        instance = strategy(group)
+        with instance.scope():
             model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
             model.compile("sgd", "mse")
         rows = 6 + 2 * group.rank
@@ -87,9 +87,9 @@ def test_callbacks_and_verbosity_may_differ_between_ranks(ranks):
             X, Y, batch_size=32 if strategy.rank else None, verbose=0 if strategy.rank else "auto", callbacks=callbacks
         )
         data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(2)
-        own = strategy.distribute_datasets_from_function(lambda context: data.take(1 + strategy.rank))
+        distributed = strategy.distribute_datasets_from_function(lambda context: data.take(1 + strategy.rank))
         batches = []
-        model.fit(own, verbose=0, callbacks=[Counting(batches)])
+        model.fit(distributed, verbose=0, callbacks=[Counting(batches)])
         return batches
 
     assert on_ranks(ranks(2), work) == [[0, 1]] * 2

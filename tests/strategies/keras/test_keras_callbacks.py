@@ -35,9 +35,9 @@ def test_only_the_writer_keeps_writing_callbacks(ranks, tmp_path, compression):
 
 @pytest.mark.parametrize("given", [None, [], keras.callbacks.Callback(), [[keras.callbacks.Callback()]]])
 def test_adapt_accepts_none_one_or_nested_callbacks(ranks, given):
-    found = keras_callbacks.adapt(given, model_of(Ranked(ranks(1).groups[0])))
-    assert isinstance(found[-1], keras_epochs.EpochSynchronization)
-    assert [type(callback) for callback in found[:-1]] == [keras.callbacks.Callback] * bool(given)
+    adapted = keras_callbacks.adapt(given, model_of(Ranked(ranks(1).groups[0])))
+    assert isinstance(adapted[-1], keras_epochs.EpochSynchronization)
+    assert [type(callback) for callback in adapted[:-1]] == [keras.callbacks.Callback] * bool(given)
 
 
 def test_a_callback_list_stays_the_users(ranks):

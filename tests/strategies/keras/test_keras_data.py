@@ -40,11 +40,11 @@ def test_one_replica_reads_what_plain_keras_reads(strategy):
 )
 def test_some_rows_match_the_dataset_spec(spec, shape):
     """As far as its spec tells what they are like."""
-    found = keras_data._some_rows(spec, 4)
+    rows = keras_data._some_rows(spec, 4)
     if shape is None:
-        assert found is None
+        assert rows is None
     else:
-        assert (found.shape.as_list(), found.dtype) == (shape, spec.dtype)
+        assert (rows.shape.as_list(), rows.dtype) == (shape, spec.dtype)
 
 
 def test_models_are_built_without_drawing_a_batch(strategy):
@@ -133,15 +133,15 @@ def test_shuffling_generator_is_set_per_thread():
     class Owner:
         pass
 
-    owner, expected, found = Owner(), random.Random(5).random(), []
+    owner, expected, generators = Owner(), random.Random(5).random(), []
     setattr(owner, keras_data._ORDER, random.Random(5))
     own_module = keras_data._random
     with own_module.of(owner):
-        thread = threading.Thread(target=lambda: found.append(own_module.generator))
+        thread = threading.Thread(target=lambda: generators.append(own_module.generator))
         thread.start()
         thread.join()
         assert own_module.random() == expected
-    assert found == [random]
+    assert generators == [random]
     assert own_module.generator is random
     with own_module.of(Owner()):
         assert own_module.generator is random
@@ -166,16 +166,16 @@ def test_shuffling_uses_global_seed_or_random_draw(strategy, seed):
 
 def test_replaced_shuffle_affects_only_the_calling_thread(strategy):
     private.context.set_global_seed(None)
-    original, found = tf.random.shuffle, []
+    original, shapes = tf.random.shuffle, []
     with keras_data._shuffling_alike(strategy.extended):
         assert tf.random.shuffle is not original
-        thread = threading.Thread(target=lambda: found.append(tf.random.shuffle(tf.range(3)).shape.as_list()))
+        thread = threading.Thread(target=lambda: shapes.append(tf.random.shuffle(tf.range(3)).shape.as_list()))
         thread.start()
         thread.join()
         assert tf.random.shuffle(tf.ones([4, 2])).shape == (4, 2)
         assert sorted(tf.random.shuffle(tf.range(3), seed=1).numpy()) == [0, 1, 2]
     assert tf.random.shuffle is original
-    assert found == [[3]]
+    assert shapes == [[3]]
 
 
 def test_distributed_datasets_are_taken_by_fit_and_evaluate(ranks):
@@ -184,16 +184,16 @@ def test_distributed_datasets_are_taken_by_fit_and_evaluate(ranks):
     def work(strategy):
         x = np.arange(9, dtype=np.float32)[:, None]
         data = tf.data.Dataset.from_tensor_slices((x, 2 * x)).batch(4)
-        found = []
+        results = []
         for given in (data, strategy.experimental_distribute_dataset(data)):
             with strategy.scope():
                 model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
                 model.compile(keras.optimizers.SGD(0.01), "mse")
             history = model.fit(given, epochs=2, validation_data=given, verbose=0).history
             (weight, _), loss = model.get_weights(), model.evaluate(given, verbose=0)
-            found.append([weight.item(), *history["loss"], *history["val_loss"], loss])
-        np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
-        return found[0]
+            results.append([weight.item(), *history["loss"], *history["val_loss"], loss])
+        np.testing.assert_allclose(results[0], results[1], rtol=1e-6)
+        return results[0]
 
-    one, other = on_ranks(ranks(2), work)
-    np.testing.assert_allclose(one, other)
+    first, second = on_ranks(ranks(2), work)
+    np.testing.assert_allclose(first, second)

@@ -46,10 +46,10 @@ def weighed_sum(ranks, sizes, function):
 def test_shares_make_up_the_loss_of_the_whole_batch(ranks, sizes, reduction, weights):
     loss = keras.losses.MeanSquaredError(reduction=reduction)
     expected = loss(Y, P, sample_weight=weights)
-    found = weighed_sum(
+    total = weighed_sum(
         ranks, sizes, lambda share: loss(share(Y), share(P), None if weights is None else share(weights))
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
 
 
 def masked(predictions, mask):
@@ -62,8 +62,8 @@ def masked(predictions, mask):
 @pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight"])
 def test_masked_shares_make_up_the_whole_loss(ranks, sizes, reduction):
     loss = keras.losses.MeanSquaredError(reduction=reduction)
-    found = weighed_sum(ranks, sizes, lambda share: loss(share(Y), masked(share(P), share(MASK))))
-    np.testing.assert_allclose(found, loss(Y, masked(P, MASK)), rtol=1e-5)
+    total = weighed_sum(ranks, sizes, lambda share: loss(share(Y), masked(share(P), share(MASK))))
+    np.testing.assert_allclose(total, loss(Y, masked(P, MASK)), rtol=1e-5)
 
 
 @SHARES
@@ -113,8 +113,8 @@ def test_regularization_counts_in_full(ranks):
     """Keras's and TensorFlow's own rule is for sums over replicas; under `fit` there are means."""
     strategy = Ranked(ranks(1).groups[0])
     for samples in (8, 2):
-        found = in_step(strategy, samples, 8, lambda: tf.nn.scale_regularization_loss(tf.constant([1.0, 2.0])))
-        assert found.numpy() == 3.0
+        scaled = in_step(strategy, samples, 8, lambda: tf.nn.scale_regularization_loss(tf.constant([1.0, 2.0])))
+        assert scaled.numpy() == 3.0
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -142,16 +142,16 @@ def test_scalar_metric_updates_are_weighted_by_samples(ranks):
     """As the loss that Keras tells a mean; with a weight of its own it counts by that."""
     strategy = Ranked(ranks(1).groups[0])
     with strategy.scope():
-        own, weighted, of_rows = (keras.metrics.Mean() for _ in range(3))
+        plain, weighted, of_rows = (keras.metrics.Mean() for _ in range(3))
 
     def step(loss):
-        own.update_state(loss)
+        plain.update_state(loss)
         weighted.update_state(loss, sample_weight=1.0)
         of_rows.update_state([loss, loss])
 
     for samples, loss in ((6, 1.0), (2, 5.0), (0, 100.0)):
         in_step(strategy, samples, 8, step, tf.constant(loss))
-    assert float(own.result()) == 2.0
+    assert float(plain.result()) == 2.0
     assert float(weighted.result()) == pytest.approx(106 / 3)
     assert float(of_rows.result()) == pytest.approx(106 / 3)
 

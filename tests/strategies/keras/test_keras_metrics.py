@@ -123,9 +123,9 @@ def test_a_models_results_are_over_all_replicas_and_its_state_stays(ranks):
             model.compile("sgd", "mse", metrics=[keras.metrics.MeanAbsoluteError(name="mae")])
         model.evaluate(np.zeros((4, 1)), np.arange(4.0)[:, np.newaxis], batch_size=2, verbose=0)
         (mae,) = (metric for metric in keras_metrics.all_metrics(model) if metric.name == "mae")
-        own = [copy.numpy() for copy in mae.variables]
+        local_state = [copy.numpy() for copy in mae.variables]
         results = [float(model.get_metrics_result()["mae"]) for _ in range(2)]
-        np.testing.assert_array_equal([copy.numpy() for copy in mae.variables], own)
+        np.testing.assert_array_equal([copy.numpy() for copy in mae.variables], local_state)
         return results
 
     assert on_ranks(ranks(2), work) == [[1.5, 1.5]] * 2
@@ -214,9 +214,9 @@ def test_results_are_known_by_their_tensors(ranks):
     mean.update_state(2.0)
     results = keras_metrics.Results()
     with results.of([mean, f_score]):
-        found = mean.result()
-        assert results.whose(found) == (mean, ())
-        assert results.whose(tf.identity(found)) is None
+        tensor = mean.result()
+        assert results.whose(tensor) == (mean, ())
+        assert results.whose(tf.identity(tensor)) is None
     assert "result" not in vars(mean)
-    assert results.whose(found) == (mean, ())
+    assert results.whose(tensor) == (mean, ())
     assert results.whose(mean.result()) is None

@@ -17,7 +17,7 @@ def doubled(seen):
 
 
 def updated(make, gradients, seen):
-    optimizer, variables = make(), [keras.Variable(np.zeros(1, np.float32), name=f"v{one}") for one in range(2)]
+    optimizer, variables = make(), [keras.Variable(np.zeros(1, np.float32), name=f"v{number}") for number in range(2)]
     optimizer.build(variables)
     keras_noise.attach(optimizer, doubled(seen))
     for gradient in gradients:

@@ -62,8 +62,8 @@ def trained(strategy, make, gradients, samples=None):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_outside_of_steps_gradients_are_summed_before_anything_is_done_to_them(ranks, name):
     """As one process has them, which gets the sum."""
-    for found in on_ranks(ranks(2), trained, OPTIMIZERS[name], GRADIENTS):
-        np.testing.assert_allclose(found, alone(OPTIMIZERS[name], GRADIENTS.sum(1)), rtol=1e-5)
+    for value in on_ranks(ranks(2), trained, OPTIMIZERS[name], GRADIENTS):
+        np.testing.assert_allclose(value, alone(OPTIMIZERS[name], GRADIENTS.sum(1)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("samples", [(5, 1), (6, 0)])
@@ -74,8 +74,8 @@ def test_gradients_in_steps_are_weighted_by_samples(ranks, name, samples):
     if not samples[1]:
         gradients[:, 1] = np.nan
     expected = alone(OPTIMIZERS[name], np.average(GRADIENTS, axis=1, weights=samples).astype(np.float32))
-    for found in on_ranks(ranks(2), trained, OPTIMIZERS[name], gradients, samples):
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    for value in on_ranks(ranks(2), trained, OPTIMIZERS[name], gradients, samples):
+        np.testing.assert_allclose(value, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -84,13 +84,13 @@ def test_gradient_weights_follow_samples_of_each_step(ranks, name):
     samples = np.array([(5, 1), (1, 3), (2, 2), (1, 6)])
     weights = (samples / samples.sum(axis=1, keepdims=True))[:, :, np.newaxis]
     expected = alone(OPTIMIZERS[name], (GRADIENTS * weights).sum(axis=1).astype(np.float32))
-    for found in on_ranks(ranks(2), trained, OPTIMIZERS[name], GRADIENTS, samples):
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    for value in on_ranks(ranks(2), trained, OPTIMIZERS[name], GRADIENTS, samples):
+        np.testing.assert_allclose(value, expected, rtol=1e-4)
 
 
 def test_all_bits_are_equal_on_all_ranks(ranks):
-    found = on_ranks(ranks(2), trained, OPTIMIZERS["clipnorm"], GRADIENTS, (5, 1))
-    assert found[0].tobytes() == found[1].tobytes()
+    values = on_ranks(ranks(2), trained, OPTIMIZERS["clipnorm"], GRADIENTS, (5, 1))
+    assert values[0].tobytes() == values[1].tobytes()
 
 
 def test_one_ranks_infinity_makes_all_skip_the_step(ranks):
@@ -100,8 +100,8 @@ def test_one_ranks_infinity_makes_all_skip_the_step(ranks):
         OPTIMIZERS["loss scale"], np.stack([GRADIENTS[0].sum(0), np.full(3, np.inf), *GRADIENTS[2:].sum(1)])
     )
     assert np.isfinite(expected).all()
-    for found in on_ranks(ranks(2), trained, OPTIMIZERS["loss scale"], gradients):
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for value in on_ranks(ranks(2), trained, OPTIMIZERS["loss scale"], gradients):
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
 def test_overwrite_with_gradient_takes_maximum_over_ranks(ranks):

@@ -52,8 +52,8 @@ def test_training_goes_on_as_if_it_had_not_ended(tmp_path, arguments, name):
         model = model_in(again)
         model.load_weights(path)
     fit(model)
-    for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+    for weight, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-6)
 
 
 def test_load_weights_restores_outer_state_during_training(tmp_path):
@@ -63,11 +63,11 @@ def test_load_weights_restores_outer_state_during_training(tmp_path):
     (before,) = model.distribute_strategy.extended.outer_states(model)
     fit(model)
     (between,) = model.distribute_strategy.extended.outer_states(model)
-    assert any((one != other).any() for one, other in zip(before[0], between[0], strict=True))
+    assert any((array != other).any() for array, other in zip(before[0], between[0], strict=True))
     model.load_weights(path)
     (after,) = model.distribute_strategy.extended.outer_states(model)
-    for one, other in zip(before[0], after[0], strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, other in zip(before[0], after[0], strict=True):
+        np.testing.assert_array_equal(array, other)
 
 
 def test_saving_without_outer_optimizer_removes_old_state_file(tmp_path):

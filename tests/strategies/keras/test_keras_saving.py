@@ -172,8 +172,8 @@ def test_unreadable_file_raises_on_all_ranks(ranks, tmp_path):
         return values(model)
 
     assert on_ranks(ranks(2), work) == [{1.0}] * 2
-    (_, own), (_, told) = sorted(errors)
-    assert "its own error says why" not in own
+    (_, chief_error), (_, told) = sorted(errors)
+    assert "its own error says why" not in chief_error
     assert "the chief could not load the weights from" in told
 
 

@@ -37,37 +37,37 @@ def inner_optimizer(strategy):
 
 def compile_outside(strategy):
     with strategy.scope():
-        own = model()
-    own.compile(keras.optimizers.Adam(), "mse")
+        network = model()
+    network.compile(keras.optimizers.Adam(), "mse")
 
 
 def own_loop(strategy):
     made = keras.optimizers.Adam()
     with strategy.scope():
-        own = model()
+        network = model()
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(own(X) ** 2)
-        made.apply(tape.gradient(loss, own.trainable_variables), own.trainable_variables)
+            loss = tf.reduce_mean(network(X) ** 2)
+        made.apply(tape.gradient(loss, network.trainable_variables), network.trainable_variables)
 
 
 def whole_model(strategy):
-    own = model()
+    network = model()
     with strategy.scope():
-        own.compile("adam", "mse")
+        network.compile("adam", "mse")
 
 
 def model_and_compile(strategy):
-    own = model()
-    own.compile("adam", "mse")
+    network = model()
+    network.compile("adam", "mse")
     with strategy.scope():
-        own.fit(X, Y, verbose=0)
+        network.fit(X, Y, verbose=0)
 
 
 def layer(strategy):
-    own = keras.layers.Dense(3)
-    own.build((None, 4))
+    dense = keras.layers.Dense(3)
+    dense.build((None, 4))
     with strategy.scope():
-        model(own).compile("adam", "mse")
+        model(dense).compile("adam", "mse")
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ def test_objects_created_outside_scope_raise(wrong, what):
 def test_optimizer_replaced_outside_scope_raises():
     with served(servers=1) as (strategy,):
         with strategy.scope():
-            own = model()
-            own.compile("adam", "mse")
-        own.optimizer = keras.optimizers.Adam()
+            network = model()
+            network.compile("adam", "mse")
+        network.optimizer = keras.optimizers.Adam()
         with pytest.raises(ValueError, match="the optimizer adam"):
-            own.fit(X, Y, verbose=0)
+            network.fit(X, Y, verbose=0)
 
 
 def test_frozen_layers_may_come_from_outside():
@@ -106,18 +106,18 @@ def test_frozen_layers_may_come_from_outside():
     base.build((None, 4))
     with served(servers=1) as (strategy,):
         with strategy.scope():
-            own = model(base)
-            own.compile("sgd", "mse")
-        own.fit(X, Y, verbose=0)
-        assert len(strategy.extended.links(own)) == 1
+            network = model(base)
+            network.compile("sgd", "mse")
+        network.fit(X, Y, verbose=0)
+        assert len(strategy.extended.links(network)) == 1
 
 
 def test_models_without_the_strategy_are_left_alone():
     with served(servers=1) as (strategy,):
-        own = model()
-        own.compile(keras.optimizers.Adam(), "mse")
-        own.fit(X, Y, verbose=0)
-        assert strategy.extended.links(own) == []
+        network = model()
+        network.compile(keras.optimizers.Adam(), "mse")
+        network.fit(X, Y, verbose=0)
+        assert strategy.extended.links(network) == []
 
 
 @pytest.mark.parametrize("make", [tfdist.AllReduceStrategy, lambda: tfdist.PipelineStrategy(stages=2, micro_batches=2)])

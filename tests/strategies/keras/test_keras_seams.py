@@ -90,12 +90,12 @@ def test_predict_on_batch_is_of_the_rows_that_a_process_brings(ranks):
     def work(strategy):
         model = model_in(strategy)
         before = strategy.extended.group.engine.statistics.collectives
-        found = [model.predict_on_batch(X[:rows]) for rows in (range(1, 4) if strategy.rank else ())]
-        return [part[:, 0].tolist() for part in found], strategy.extended.group.engine.statistics.collectives - before
+        outputs = [model.predict_on_batch(X[:rows]) for rows in (range(1, 4) if strategy.rank else ())]
+        return [part[:, 0].tolist() for part in outputs], strategy.extended.group.engine.statistics.collectives - before
 
-    none, (found, communicated) = on_ranks(ranks(2), work)
+    none, (outputs, communicated) = on_ranks(ranks(2), work)
     assert none == ([], 0)
-    assert found == [X[:rows].sum(1).tolist() for rows in (1, 2, 3)]
+    assert outputs == [X[:rows].sum(1).tolist() for rows in (1, 2, 3)]
     assert communicated == 0
 
 

@@ -133,12 +133,12 @@ KNOWN = [name for name in DATA if name not in ("a generator", "a filtered datase
 
 def collectives_of_steps(strategy, given, callbacks=(), model=None):
     """How many collectives each step has, as the difference between two epochs and one."""
-    model, statistics, found = model or model_in(strategy), strategy.extended.group.engine.statistics, []
+    model, statistics, counts = model or model_in(strategy), strategy.extended.group.engine.statistics, []
     for epochs in (1, 1, 2):
         before = statistics.collectives
         model.fit(**given(), epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
-        found.append(statistics.collectives - before)
-    an_epoch = found[2] - found[1]
+        counts.append(statistics.collectives - before)
+    an_epoch = counts[2] - counts[1]
     return an_epoch // 5, an_epoch % 5
 
 
@@ -204,7 +204,7 @@ def test_layers_and_optimizers_share_the_collective_of_gradients(ranks, name):
             model = keras.Sequential([keras.layers.Input((2,)), *make(), *last])
             given = {key: value() if callable(value) else value for key, value in compiled.items()}
             given = {"optimizer": "sgd", **given}
-            given["metrics"] = [one() if isinstance(one, type) else one for one in given.get("metrics", [])]
+            given["metrics"] = [metric() if isinstance(metric, type) else metric for metric in given.get("metrics", [])]
             model.compile(loss="mse", **given)
         y = ROWS[:, :, None] if make is masks else ROWS[:, :1]
         calls = collectives_of_steps(strategy, lambda: {"x": ROWS, "y": y, "batch_size": 4}, model=model)
@@ -241,8 +241,8 @@ def test_logs_of_epochs_and_of_evaluations_are_those_of_one_process(ranks, name)
         return history, model.evaluate(**given, return_dict=True, verbose=0), model.get_weights()
 
     (alone,) = on_ranks(ranks(1), work)
-    for found in on_ranks(ranks(3), work):
-        for want, got in zip(keras.tree.flatten(alone), keras.tree.flatten(found), strict=True):
+    for results in on_ranks(ranks(3), work):
+        for want, got in zip(keras.tree.flatten(alone), keras.tree.flatten(results), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
@@ -260,16 +260,16 @@ class OfItsOwn(keras.Model):
 def test_logs_other_than_model_metrics_equal_one_process(ranks):
     def work(strategy):
         model = model_in(strategy, kind=OfItsOwn)
-        found = []
+        logs = []
         for callbacks in ([], [OnBatches()], []):  # other functions, and the first ones again
             history = model.fit(ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0, callbacks=callbacks).history
-            found += [history, model.evaluate(X, Y, batch_size=3, verbose=0, return_dict=True, callbacks=callbacks)]
-        return found
+            logs += [history, model.evaluate(X, Y, batch_size=3, verbose=0, return_dict=True, callbacks=callbacks)]
+        return logs
 
     (alone,) = on_ranks(ranks(1), work)
-    assert [list(one) for one in alone] == [["mae"], ["error"]] * 3
-    for found in on_ranks(ranks(3), work):
-        for want, got in zip(keras.tree.flatten(alone), keras.tree.flatten(found), strict=True):
+    assert [list(log) for log in alone] == [["mae"], ["error"]] * 3
+    for logs in on_ranks(ranks(3), work):
+        for want, got in zip(keras.tree.flatten(alone), keras.tree.flatten(logs), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
@@ -285,8 +285,8 @@ def test_numbers_of_a_step_are_merged_in_it(ranks):
     def work(strategy):
         return model_in(strategy, kind=Returns).fit(ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0).history
 
-    for found in on_ranks(ranks(2), work):
-        np.testing.assert_allclose(found["rows"], [ROWS[16:].mean()], rtol=1e-5)
+    for history in on_ranks(ranks(2), work):
+        np.testing.assert_allclose(history["rows"], [ROWS[16:].mean()], rtol=1e-5)
 
 
 def test_callbacks_that_read_the_logs_of_steps_get_those_of_all(ranks):
@@ -304,12 +304,12 @@ def test_callbacks_that_read_the_logs_of_steps_get_those_of_all(ranks):
             model.fit(
                 ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0, callbacks=[reads], validation_data=(X, Y)
             )
-        return [float(one) for one in seen]
+        return [float(error) for error in seen]
 
     (alone,) = on_ranks(ranks(1), work)
     assert len(alone) == 2 * (5 + 2)
-    for found in on_ranks(ranks(2), work):
-        np.testing.assert_allclose(found, alone, rtol=1e-5)
+    for errors in on_ranks(ranks(2), work):
+        np.testing.assert_allclose(errors, alone, rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
@@ -363,8 +363,8 @@ def test_an_evaluation_in_a_callback_leaves_what_fit_has_agreed_on(ranks):
 
     (alone,) = on_ranks(ranks(1), work)
     assert len(alone) == 2
-    for found in on_ranks(ranks(2), work):
-        np.testing.assert_allclose(found, alone, rtol=1e-4)
+    for errors in on_ranks(ranks(2), work):
+        np.testing.assert_allclose(errors, alone, rtol=1e-4)
 
 
 def test_functions_traced_without_counts_are_not_reused_with_counts(ranks):

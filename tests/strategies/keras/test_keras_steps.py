@@ -37,12 +37,12 @@ def test_training_ends_where_one_process_ends(ranks, arguments):
         return history, model.evaluate(X, Y, batch_size=5, verbose=0), model.get_weights()
 
     expected = trained(built())
-    for found in on_ranks(ranks(2), lambda strategy: trained(in_scope(strategy, **arguments))):
+    for results in on_ranks(ranks(2), lambda strategy: trained(in_scope(strategy, **arguments))):
         for name, values in expected[0].items():
-            np.testing.assert_allclose(found[0][name], values, rtol=1e-4)
-        np.testing.assert_allclose(found[1], expected[1], rtol=1e-4)
-        for one, other in zip(found[2], expected[2], strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(results[0][name], values, rtol=1e-4)
+        np.testing.assert_allclose(results[1], expected[1], rtol=1e-4)
+        for weight, other in zip(results[2], expected[2], strict=True):
+            np.testing.assert_allclose(weight, other, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 11])
@@ -53,8 +53,8 @@ def test_predict_returns_all_rows_in_their_order(ranks, rows):
     def work(strategy):
         return in_scope(strategy).predict(X[:rows], batch_size=3, verbose=0)
 
-    for found in on_ranks(ranks(2), work):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    for predictions in on_ranks(ranks(2), work):
+        np.testing.assert_allclose(predictions, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_own_batches_of_processes_form_one_batch(ranks):
@@ -67,11 +67,11 @@ def test_own_batches_of_processes_form_one_batch(ranks):
     expected = steps(built(), X, Y)
 
     def work(strategy):
-        own = slice(0, 8) if strategy.rank == 0 else slice(8, 11)
-        return steps(in_scope(strategy), X[own], Y[own])
+        rows = slice(0, 8) if strategy.rank == 0 else slice(8, 11)
+        return steps(in_scope(strategy), X[rows], Y[rows])
 
-    for found in on_ranks(ranks(2), work):
-        for logs, of_one in zip(found, expected, strict=True):
+    for results in on_ranks(ranks(2), work):
+        for logs, of_one in zip(results, expected, strict=True):
             assert {key: float(value) for key, value in logs.items()} == pytest.approx(
                 {key: float(value) for key, value in of_one.items()}, rel=1e-4
             )
@@ -106,11 +106,11 @@ def test_numbers_that_a_step_returns_are_means_weighed_by_samples(ranks):
 
 def test_one_replica_takes_keras_own_step(ranks):
     """Also with XLA, which host calls would rule out."""
-    expected, found = built(), in_scope(Ranked(ranks(1).groups[0]), jit_compile=True)
-    for one in (expected, found):
+    expected, model = built(), in_scope(Ranked(ranks(1).groups[0]), jit_compile=True)
+    for one in (expected, model):
         one.fit(X, Y, batch_size=11, shuffle=False, verbose=0)
-    assert found.jit_compile
-    for one, other in zip(expected.get_weights(), found.get_weights(), strict=True):
+    assert model.jit_compile
+    for one, other in zip(expected.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
@@ -147,7 +147,7 @@ def test_custom_step_functions_raise_and_wrapped_ones_work(ranks, method):
         self.train_function = self.test_function = lambda iterator: {"loss": next(iterator)}
 
     def work(strategy):
-        kinds = [type("Model", (keras.Sequential,), {name: one}) for one in (around, own)]
+        kinds = [type("Model", (keras.Sequential,), {name: override}) for override in (around, own)]
         models = [in_scope(strategy, kind) for kind in kinds]
         getattr(models[0], method)(X, Y, verbose=0)
         with pytest.raises(

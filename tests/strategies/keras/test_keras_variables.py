@@ -55,18 +55,18 @@ def strategy(ranks):
 def test_state_of_layers_becomes_equal_by_its_aggregation(ranks):
     """Rank 0 has three samples of four and assigns 4, rank 1 assigns 8; what was there before is 2."""
 
-    found = kept_after_a_step(ranks, lambda dtype, aggregation: (dtype, aggregation) != ("bool", "sum"))
-    assert found[0] == found[1]
+    results = kept_after_a_step(ranks, lambda dtype, aggregation: (dtype, aggregation) != ("bool", "sum"))
+    assert results[0] == results[1]
     for dtype in DTYPES:
         by_samples = {"bool": 1, "int32": 4}.get(dtype, 5)  # of integers the chief's
         expected = {"sum": 2 + (4 - 2) + (8 - 2), "mean": by_samples, "only_first_replica": min(4, by_samples)}
         for kept, value in (expected | {"none": by_samples}).items():
-            assert found[0].get((dtype, kept), value) == value, (dtype, kept)
+            assert results[0].get((dtype, kept), value) == value, (dtype, kept)
 
 
 def test_booleans_are_added_up_if_that_is_asked_for(ranks):
-    found = kept_after_a_step(ranks, lambda dtype, aggregation: (dtype, aggregation) == ("bool", "sum"))
-    assert found == [{("bool", "sum"): 1.0}] * 2
+    results = kept_after_a_step(ranks, lambda dtype, aggregation: (dtype, aggregation) == ("bool", "sum"))
+    assert results == [{("bool", "sum"): 1.0}] * 2
 
 
 def kept_after_a_step(ranks, chosen):
@@ -214,17 +214,17 @@ def test_all_optimizers_of_a_model_are_broadcast(ranks):
     def work(strategy):
         with strategy.scope():
             model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-            own, listed, named, inner = (keras.optimizers.Adam(0.1) for _ in range(4))
-            model.own, model.listed, model.layers[0].named = own, [[listed]], {"a": named, 1: None}
+            direct, listed, named, inner = (keras.optimizers.Adam(0.1) for _ in range(4))
+            model.own, model.listed, model.layers[0].named = direct, [[listed]], {"a": named, 1: None}
             model.scaled = keras.optimizers.LossScaleOptimizer(inner)
             model.own.build(model.trainable_variables)
-        optimizers = (own, listed, named, inner)
-        for variable in own.variables:
+        optimizers = (direct, listed, named, inner)
+        for variable in direct.variables:
             variable.assign(tf.cast(tf.fill(variable.shape, 5 + strategy.rank), variable.dtype))
         for optimizer in (listed, named, inner):
             optimizer.iterations.assign(5 + strategy.rank)
         broadcast_state(model, strategy.extended)
-        return values_of(own) | {int(optimizer.iterations) for optimizer in optimizers}
+        return values_of(direct) | {int(optimizer.iterations) for optimizer in optimizers}
 
     def values_of(optimizer):
         return {float(value) for variable in optimizer.variables for value in np.ravel(variable.numpy())}

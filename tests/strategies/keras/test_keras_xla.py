@@ -129,12 +129,12 @@ def trained(strategy, make, jit_compile, is_whole=False, **arguments):
     ended = [*model.get_weights(), *history.values()]
     if is_whole:
         ended.append(model.predict(x, batch_size=3, verbose=0))
-    return np.concatenate([np.ravel(one) for one in ended])
+    return np.concatenate([np.ravel(array) for array in ended])
 
 
 def check_equal(strategy, make, **arguments):
-    expected, found = (trained(strategy, make, jit_compile, **arguments) for jit_compile in (False, True))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    expected, result = (trained(strategy, make, jit_compile, **arguments) for jit_compile in (False, True))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5)
 
 
 def test_weights_logs_evaluations_and_predictions_are_those_without_xla(ranks, compiled):
@@ -160,7 +160,7 @@ def test_more_models_train_equally_with_xla(ranks, name, arguments, compiled):
 def test_two_devices_train_equally_with_xla(ranks, name, compiled, caplog):
     check_equal(Ranked(ranks(1).groups[0], devices=("CPU:1", "CPU:2")), MODELS[name])
     assert compiled
-    reasons = [one.message for one in caplog.records if "XLA" in one.message]
+    reasons = [record.message for record in caplog.records if "XLA" in record.message]
     assert len(reasons) == (name == "synchronized"), reasons
     assert all("such as a collective" in reason for reason in reasons)
 
@@ -169,8 +169,8 @@ def test_two_devices_train_equally_with_xla(ranks, name, compiled, caplog):
 def test_one_rank_compiles_and_the_other_does_not(ranks, name, compiled):
     """As where one has a GPU: they call the same collectives, and end with equal weights."""
     made = MODELS[name]
-    found = on_ranks(ranks(2), lambda strategy: trained(strategy, made, jit_compile=bool(strategy.rank)))
-    np.testing.assert_array_equal(*found)
+    results = on_ranks(ranks(2), lambda strategy: trained(strategy, made, jit_compile=bool(strategy.rank)))
+    np.testing.assert_array_equal(*results)
     assert compiled
 
 
@@ -195,7 +195,7 @@ def test_weighted_means_are_of_all_ranks(ranks, compiled, caplog):
 
     on_ranks(ranks(2), work)
     assert compiled
-    assert sum("XLA does not compile" in one.message for one in caplog.records) == 1
+    assert sum("XLA does not compile" in record.message for record in caplog.records) == 1
 
 
 def test_string_inputs_are_logged_and_not_compiled(ranks, compiled, caplog):
@@ -204,7 +204,7 @@ def test_string_inputs_are_logged_and_not_compiled(ranks, compiled, caplog):
         model.compile("sgd", "mse", jit_compile=True)
     model.fit(tf.data.Dataset.from_tensors(([["a", "b"]] * 4, np.ones(4))), verbose=0)
     assert not compiled
-    assert sum("no ragged or sparse tensors, and no strings" in one.message for one in caplog.records) == 1
+    assert sum("no ragged or sparse tensors, and no strings" in record.message for record in caplog.records) == 1
 
 
 def test_auto_is_keras_own_choice(ranks, monkeypatch, caplog):

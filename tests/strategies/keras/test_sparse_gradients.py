@@ -20,18 +20,18 @@ def test_are_of_samples(name):
     lookup, expected = LOOKUPS[name]
     table = tf.Variable(tf.ones([10, 4]))
     offset = tf.constant(0)  # made outside: a constant that the graph captures
-    found = []
+    answers = []
 
     @tf.function(input_signature=[tf.TensorSpec([None, None if "is not" in name else 3], tf.int32)])
     def gradient(words):
         with tf.GradientTape() as tape:
             total = tf.reduce_sum(tf.gather(table, lookup(words) + offset))
         slices = tape.gradient(total, table)
-        found.append(are_of_samples(slices))
+        answers.append(are_of_samples(slices))
         return slices.values
 
     gradient(tf.ones([2, 3], tf.int32))
-    assert set(found) == {expected}
+    assert set(answers) == {expected}
 
 
 def test_without_a_graph_rows_are_taken_for_those_of_samples():

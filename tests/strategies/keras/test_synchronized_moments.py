@@ -30,17 +30,17 @@ def test_moments_equal_those_of_all_rows(ranks, keepdims):
         mean, variance, gradient = (part.numpy() for part in in_step(strategy, end - begin, 9, moments))
         return statistics.collectives - before, mean, variance, gradient
 
-    found = on_ranks(ranks(2), work)
+    results = on_ranks(ranks(2), work)
     axes = (0, 1)
     expected = ROWS.mean(axes, keepdims=keepdims), ROWS.var(axes, keepdims=keepdims)
-    for calls, mean, variance, _ in found:
+    for calls, mean, variance, _ in results:
         assert calls == 2
         np.testing.assert_allclose(mean, expected[0], rtol=1e-4)
         np.testing.assert_allclose(variance, expected[1], rtol=1e-4)
     # Each rank's loss counts by its rows: the sum of losses that are weighted by 6/9 and 3/9 is one loss.
     count = ROWS.shape[0] * ROWS.shape[1]
     of_one = (np.array([1.0, 2.0]) + 2 * np.array([3.0, 4.0]) * (ROWS - ROWS.mean(axes))) / count
-    for (begin, end), (_, _, _, gradient) in zip(((0, 6), (6, 9)), found, strict=True):
+    for (begin, end), (_, _, _, gradient) in zip(((0, 6), (6, 9)), results, strict=True):
         np.testing.assert_allclose(gradient * (end - begin) / 9, of_one[begin:end], rtol=1e-3, atol=1e-5)
 
 

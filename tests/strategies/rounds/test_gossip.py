@@ -52,7 +52,7 @@ def test_single_process_trains_as_under_all_reduce(synchronization):
 
     gossip = tfdist.GossipStrategy(synchronization=synchronization)
     model = trained(gossip)
-    for one, other in zip(model.get_weights(), trained(tfdist.AllReduceStrategy()).get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+    for weight, other in zip(model.get_weights(), trained(tfdist.AllReduceStrategy()).get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-6)
     assert gossip.distance(model) == 0
     gossip.settle(model)

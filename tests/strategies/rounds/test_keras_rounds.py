@@ -45,12 +45,12 @@ def test_validation_has_settled_weights_and_all_samples(ranks):
         history = model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, validation_data=(X, Y)).history
         return history, model.get_weights()
 
-    (one, weights), (other, others) = on_ranks(ranks, work)
-    assert one == other
+    (logs, weights), (other_logs, other_weights) = on_ranks(ranks, work)
+    assert logs == other_logs
     plain = built()
     plain.set_weights(weights)
-    assert plain.evaluate(X, Y, verbose=0) == pytest.approx([one["val_loss"][0], one["val_mae"][0]], rel=1e-5)
-    np.testing.assert_array_equal(weights[0], others[0])
+    assert plain.evaluate(X, Y, verbose=0) == pytest.approx([logs["val_loss"][0], logs["val_mae"][0]], rel=1e-5)
+    np.testing.assert_array_equal(weights[0], other_weights[0])
 
 
 def test_custom_step_logs_are_averaged(ranks):
@@ -59,12 +59,12 @@ def test_custom_step_logs_are_averaged(ranks):
             model = built(Own)
         return model.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history
 
-    one, other = on_ranks(ranks, work)
-    assert one["rank"] == other["rank"] == [0.5]
-    assert one["inner"] == other["inner"] == [0.5], "Keras flattens them"
-    assert sorted(one) == ["inner", "loss", "mae", "rank", "text"]
-    assert one["loss"] == other["loss"]
-    assert one["mae"] == other["mae"]
+    logs, other_logs = on_ranks(ranks, work)
+    assert logs["rank"] == other_logs["rank"] == [0.5]
+    assert logs["inner"] == other_logs["inner"] == [0.5], "Keras flattens them"
+    assert sorted(logs) == ["inner", "loss", "mae", "rank", "text"]
+    assert logs["loss"] == other_logs["loss"]
+    assert logs["mae"] == other_logs["mae"]
 
 
 def test_process_without_batches_does_not_block_others(ranks):
@@ -75,16 +75,16 @@ def test_process_without_batches_does_not_block_others(ranks):
             model = built(Own)
         model.build((None, 4))
         data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
-        own = strategy.distribute_datasets_from_function(lambda context: data.take(2 - 2 * strategy.rank))
-        history = model.fit(own, verbose=0).history
+        dataset = strategy.distribute_datasets_from_function(lambda context: data.take(2 - 2 * strategy.rank))
+        history = model.fit(dataset, verbose=0).history
         return history, model.get_weights()
 
-    (one, weights), (other, others) = on_ranks(ranks, work)
-    assert one["loss"] == other["loss"]
-    assert one["mae"] == other["mae"]
-    assert one["rank"] == [0]
-    assert "rank" not in other
-    np.testing.assert_array_equal(weights[0], others[0])
+    (logs, weights), (other_logs, other_weights) = on_ranks(ranks, work)
+    assert logs["loss"] == other_logs["loss"]
+    assert logs["mae"] == other_logs["mae"]
+    assert logs["rank"] == [0]
+    assert "rank" not in other_logs
+    np.testing.assert_array_equal(weights[0], other_weights[0])
 
 
 def test_wrapped_optimizer_counts_each_step_once(ranks, monkeypatch):
@@ -94,14 +94,16 @@ def test_wrapped_optimizer_counts_each_step_once(ranks, monkeypatch):
         with strategy.scope():
             model = built(optimizer=lambda rate: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate)))
         original = strategy.extended.step_taken
-        monkeypatch.setattr(strategy.extended, "step_taken", lambda one: (taken.append(one), original(one)))
+        monkeypatch.setattr(
+            strategy.extended, "step_taken", lambda optimizer: (taken.append(optimizer), original(optimizer))
+        )
         model.run_eagerly = True
         model.fit(X, Y, batch_size=4, verbose=0)
         return model.optimizer
 
-    found = on_ranks(ranks, work)
+    optimizers = on_ranks(ranks, work)
     assert len(taken) == 2 * 3
-    assert set(map(id, taken)) == set(map(id, found))
+    assert set(map(id, taken)) == set(map(id, optimizers))
 
 
 @pytest.mark.parametrize("name", ["evaluate", "predict"])
@@ -119,11 +121,11 @@ def test_after_a_loop_weights_are_made_equal_first(ranks, name):
         model.evaluate(X, Y, verbose=0) if name == "evaluate" else model.predict(X, verbose=0)
         return before, model.get_weights()[0]
 
-    (one, settled), (other, others) = on_ranks(ranks, work, interval=Every(10))
-    np.testing.assert_allclose(one - START[0], -0.05, rtol=1e-4)
-    np.testing.assert_allclose(other - START[0], -0.1, rtol=1e-4)
-    np.testing.assert_array_equal(settled, others)
-    np.testing.assert_allclose(settled, (one + other) / 2, rtol=1e-6)
+    (first, settled), (second, other_settled) = on_ranks(ranks, work, interval=Every(10))
+    np.testing.assert_allclose(first - START[0], -0.05, rtol=1e-4)
+    np.testing.assert_allclose(second - START[0], -0.1, rtol=1e-4)
+    np.testing.assert_array_equal(settled, other_settled)
+    np.testing.assert_allclose(settled, (first + second) / 2, rtol=1e-6)
 
 
 def test_assigned_weights_survive_evaluate(ranks):
@@ -167,8 +169,8 @@ def test_fit_begins_with_equal_weights(ranks, ends):
         model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
         return model.get_weights()[0]
 
-    one, other = on_ranks(ranks, work, interval=Every(5))
-    np.testing.assert_array_equal(one, other)
+    first, second = on_ranks(ranks, work, interval=Every(5))
+    np.testing.assert_array_equal(first, second)
 
 
 def test_callbacks_may_swap_weights(ranks):
@@ -206,8 +208,8 @@ def test_log_named_like_a_metric_keeps_its_value(ranks):
             model = built(OwnLoss)
         return model.fit(X, Y, batch_size=4, verbose=0).history
 
-    for found in on_ranks(ranks, work):
-        assert found == {"loss": [7.0], "other": [1.0]}
+    for history in on_ranks(ranks, work):
+        assert history == {"loss": [7.0], "other": [1.0]}
 
 
 def test_optimizers_that_share_a_variable_keep_all_steps(ranks):
@@ -227,8 +229,8 @@ def test_optimizers_that_share_a_variable_keep_all_steps(ranks):
         model.evaluate(X, Y, verbose=0)
         return model.get_weights()[0]
 
-    for found in on_ranks(ranks, work):
-        np.testing.assert_allclose(found, START[0] - 0.15, rtol=1e-5)
+    for kernel in on_ranks(ranks, work):
+        np.testing.assert_allclose(kernel, START[0] - 0.15, rtol=1e-5)
 
 
 def test_state_of_layers_and_moving_averages_are_averaged(ranks):
@@ -276,6 +278,6 @@ def test_weights_that_no_optimizer_updates_are_averaged(ranks):
         model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
         return model.follower.get_weights()
 
-    one, other = on_ranks(ranks, work)
-    for value, its in zip(one, other, strict=True):
+    weights, other_weights = on_ranks(ranks, work)
+    for value, its in zip(weights, other_weights, strict=True):
         np.testing.assert_array_equal(value, its)

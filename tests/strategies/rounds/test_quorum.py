@@ -67,6 +67,6 @@ def test_a_process_alone_moves_its_outer_weights():
     half = tfdist.QuorumStrategy(sync_every=2, rule=Outer(keras.optimizers.SGD(0.5)))
     assert (half.rank, half.size) == (0, 1)
     outer_weights.assert_moved(half)
-    found = half.communication()
-    assert found.pop("seconds") > 0
-    assert found == {"rounds": 3, "messages": 0, "bytes": 0}
+    figures = half.communication()
+    assert figures.pop("seconds") > 0
+    assert figures == {"rounds": 3, "messages": 0, "bytes": 0}

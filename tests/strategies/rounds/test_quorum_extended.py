@@ -55,10 +55,10 @@ def test_processes_end_epochs_with_equal_weights_statistics_and_averages(job):
         x, y = data(task)
         model.fit(x, y, batch_size=8, epochs=2, verbose=0)
         averages = strategy.extended.moving_averages(model)
-        return [one.numpy() for one in (*model.weights, *averages)], int(model.optimizer.iterations)
+        return [variable.numpy() for variable in (*model.weights, *averages)], int(model.optimizer.iterations)
 
-    (one, steps), (other, _) = made.side_by_side(work, range(2))
-    for value, its in zip(one, other, strict=True):
+    (values, steps), (other_values, _) = made.side_by_side(work, range(2))
+    for value, its in zip(values, other_values, strict=True):
         assert value.tobytes() == its.tobytes()
     assert steps == 6
     extended = models[0][0].extended
@@ -77,9 +77,13 @@ def test_a_process_that_comes_later_begins_where_the_others_are(job):
             if epoch == 2:
                 seen["epoch"] = strategy.extended.begin_fit(second)
                 seen["weights"] = second.get_weights()
-                seen["slots"] = [one.numpy() for one in second.optimizer.variables if "momentum" in one.path]
+                seen["slots"] = [
+                    variable.numpy() for variable in second.optimizer.variables if "momentum" in variable.path
+                ]
                 seen["iterations"] = int(second.optimizer.iterations)
-                seen["expected"] = [one.numpy() for one in first.optimizer.variables if "momentum" in one.path]
+                seen["expected"] = [
+                    variable.numpy() for variable in first.optimizer.variables if "momentum" in variable.path
+                ]
                 seen["own"] = first.get_weights()
                 strategy.extended.end_fit(second)
 
@@ -87,9 +91,9 @@ def test_a_process_that_comes_later_begins_where_the_others_are(job):
     first.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[Comes()])
     assert seen["epoch"] == 2
     assert seen["iterations"] == 6
-    for found, expected in (("weights", "own"), ("slots", "expected")):
-        for one, other in zip(seen[found], seen[expected], strict=True):
-            np.testing.assert_array_equal(one, other)
+    for actual, expected in (("weights", "own"), ("slots", "expected")):
+        for array, other in zip(seen[actual], seen[expected], strict=True):
+            np.testing.assert_array_equal(array, other)
     assert strategy.extended.begin_fit(second) == 0, "of the next call of fit"
 
 
@@ -115,10 +119,10 @@ def test_process_joining_after_fit_takes_final_weights(job):
     made = job(2)
     (_, first), (_, second) = (built(made.members[task]) for task in range(2))
     first.fit(*data(0), batch_size=8, epochs=2, verbose=0)
-    found = second.fit(*data(1), batch_size=8, epochs=2, verbose=0)
-    assert found.epoch == []
-    for one, other in zip(first.get_weights(), second.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    history = second.fit(*data(1), batch_size=8, epochs=2, verbose=0)
+    assert history.epoch == []
+    for weight, other in zip(first.get_weights(), second.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)
     made.running_at_once = True  # the next call of fit waits for the other process no longer than for a late one
     assert second.fit(*data(1), batch_size=8, epochs=1, verbose=0).epoch == [0]
 
@@ -133,7 +137,7 @@ def test_optimizer_numbers_count_fits_already_over(job):
             other = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
             other.compile("adam", "mse")
         other.fit(*data(task), batch_size=8, epochs=1, verbose=0)
-        assert [strategy.extended._number(one.optimizer) for one in (model, other)] == [0, 1]
+        assert [strategy.extended._number(each_model.optimizer) for each_model in (model, other)] == [0, 1]
 
 
 def test_process_joining_after_all_left_logs_warning(job, caplog):

@@ -19,8 +19,8 @@ def test_all_reduce_in_step_raises_unless_own_process_only(ranks):
 
         with pytest.raises(ValueError, match="all_reduce in a step: under RankedLocal each process takes its steps on"):
             strategy.run(replica)
-        own = strategy.run(replica, args=(private.OwnOptions(),))
-        return float(own), float(strategy.reduce("SUM", own, axis=None)), strategy.num_replicas_in_sync
+        local_sum = strategy.run(replica, args=(private.OwnOptions(),))
+        return float(local_sum), float(strategy.reduce("SUM", local_sum, axis=None)), strategy.num_replicas_in_sync
 
     assert ranks(2)(work) == [(1.0, 3.0, 2), (2.0, 3.0, 2)]
 
@@ -42,10 +42,10 @@ def test_optimizer_variables_are_per_process(ranks):
             model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
             model.optimizer.build(model.trainable_variables)
         extended = strategy.extended
-        own = {id(one) for one in extended.per_process_variables(model)}
+        ids = {id(variable) for variable in extended.per_process_variables(model)}
         averages = extended.moving_averages(model)
         assert len(averages) == 2
-        assert all(id(one) in own for one in (*averages, *model.optimizer.variables, *inner.variables))
+        assert all(id(variable) in ids for variable in (*averages, *model.optimizer.variables, *inner.variables))
         return True
 
     assert ranks(1)(work) == [True]

@@ -39,21 +39,21 @@ def test_weights_are_exchanged_when_it_is_their_turn(ranks, in_graph, delay):
 
         if in_graph:
             step = tf.function(step)
-        found = []
+        values = []
         for _ in range(5):
             step()
-            found.append(weights.numpy()[0])
+            values.append(weights.numpy()[0])
         assert steps.is_under_way
         steps.settle()
         steps.take_centre()
         assert not steps.is_under_way
-        return [*found, weights.numpy()[0]]
+        return [*values, weights.numpy()[0]]
 
-    one, other = ranks(2)(work)
+    first, second = ranks(2)(work)
     if delay:  # the mean after three steps is used after the fourth
-        assert (one, other) == ([1, 2, 3, 6, 7, 8], [3, 6, 9, 6, 9, 8])
+        assert (first, second) == ([1, 2, 3, 6, 7, 8], [3, 6, 9, 6, 9, 8])
     else:
-        assert (one, other) == ([1, 2, 6, 7, 8, 10], [3, 6, 6, 9, 12, 10])
+        assert (first, second) == ([1, 2, 6, 7, 8, 10], [3, 6, 6, 9, 12, 10])
 
 
 def test_values_that_are_assigned_are_the_new_beginning(ranks):
@@ -83,9 +83,9 @@ def test_optimizers_of_one_variable_have_one_centre(ranks):
     def work(group):
         with RankedLocal(group).scope():
             weights = keras.Variable(np.zeros(2), name="weights")
-        one, other = Centre([weights]), Centre([weights])
-        one[0] = np.ones(2)
-        assert len(other) == 1
-        return other[0].tolist()
+        first, second = Centre([weights]), Centre([weights])
+        first[0] = np.ones(2)
+        assert len(second) == 1
+        return second[0].tolist()
 
     assert ranks(1)(work) == [[1.0, 1.0]]

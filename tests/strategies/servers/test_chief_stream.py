@@ -19,7 +19,7 @@ def streamed(x, y=None, sample_weight=None, batch_size=None, class_weight=None, 
 def received(source, epochs=1):
     """The batches of each epoch, as a worker makes them."""
     return [
-        [source.assembled([tf.constant(one) for one in source.parts(parts)]) for parts in source.stream()]
+        [source.assembled([tf.constant(part) for part in source.parts(parts)]) for parts in source.stream()]
         for _ in range(epochs)
     ]
 
@@ -72,13 +72,13 @@ def test_class_weights_are_sample_weights():
 def test_steps_go_on_where_the_last_epoch_has_ended(steps, expected):
     data = tf.data.Dataset.range(5).batch(1)
     repeated = data.repeat() if steps == 2 else data
-    found = received(streamed(repeated, steps=steps), epochs=3)
-    assert [[int(batch[0]) for batch in epoch] for epoch in found] == expected
+    epochs = received(streamed(repeated, steps=steps), epochs=3)
+    assert [[int(batch[0]) for batch in epoch] for epoch in epochs] == expected
 
 
 def test_data_ending_within_an_epoch_logs_warning(caplog):
-    found = received(streamed(tf.data.Dataset.range(3).batch(1), steps=2), epochs=2)
-    assert [len(epoch) for epoch in found] == [2, 1]
+    epochs = received(streamed(tf.data.Dataset.range(3).batch(1), steps=2), epochs=2)
+    assert [len(epoch) for epoch in epochs] == [2, 1]
     assert "the data ended before the epoch's steps_per_epoch steps" in caplog.text
 
 
@@ -100,23 +100,23 @@ def test_hooks_of_epochs_are_called_where_the_data_are_read():
 
     data = Hooked()
     source = streamed(data)
-    found = received(source, epochs=2)
-    assert [[int(batch[1][0]) for batch in epoch] for epoch in found] == [[0, 1]] * 2
+    epochs = received(source, epochs=2)
+    assert [[int(batch[1][0]) for batch in epoch] for epoch in epochs] == [[0, 1]] * 2
     assert data.ended == 2
 
 
 def test_other_parts_than_the_chiefs_are_an_error():
-    one = streamed(tf.data.Dataset.from_tensor_slices((numbers(), numbers())).batch(5))
-    other = streamed(tf.data.Dataset.from_tensor_slices(numbers()).batch(5))
+    chief = streamed(tf.data.Dataset.from_tensor_slices((numbers(), numbers())).batch(5))
+    worker = streamed(tf.data.Dataset.from_tensor_slices(numbers()).batch(5))
     with pytest.raises(ValueError, match="has 2 parts, and those of this worker have 1: give `fit` data of the same"):
-        other.parts(next(one.stream()))
+        worker.parts(next(chief.stream()))
 
 
 def test_another_dtype_than_the_chiefs_is_an_error():
-    one = streamed(tf.data.Dataset.from_tensor_slices(numbers()).batch(5))
-    other = streamed(tf.data.Dataset.from_tensor_slices(numbers(dtype="int32")).batch(5))
+    chief = streamed(tf.data.Dataset.from_tensor_slices(numbers()).batch(5))
+    worker = streamed(tf.data.Dataset.from_tensor_slices(numbers(dtype="int32")).batch(5))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"[Tt]ype mismatch"):
-        other.assembled([tf.constant(part) for part in other.parts(next(one.stream()))])
+        worker.assembled([tf.constant(part) for part in worker.parts(next(chief.stream()))])
 
 
 def test_a_batch_has_the_shape_of_its_type():

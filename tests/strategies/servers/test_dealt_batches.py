@@ -81,9 +81,9 @@ def test_error_in_tickets_ends_the_iteration():
 )
 def test_parts_consist_of_tensors(part):
     spec = tf.type_spec_from_value(part)
-    found = tf.nest.flatten(part, expand_composites=True)
-    assert len(found) == len(components(spec))
-    again = pack_components(spec, found)
+    tensors = tf.nest.flatten(part, expand_composites=True)
+    assert len(tensors) == len(components(spec))
+    again = pack_components(spec, tensors)
     assert type(again) is type(part)
-    for one, other in zip(tf.nest.flatten(again, expand_composites=True), found, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for tensor, other in zip(tf.nest.flatten(again, expand_composites=True), tensors, strict=True):
+        np.testing.assert_array_equal(tensor, other)

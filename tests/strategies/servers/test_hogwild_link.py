@@ -26,13 +26,13 @@ def test_one_worker_trains_as_keras_does(name):
     alone = model_in(**options)
     with served(pushes=Hogwild()) as (strategy,):
         model = model_in(strategy, **options)
-        for one in (alone, model):
+        for each_model in (alone, model):
             if name == "constraint":
-                one.layers[0].kernel.constraint = keras.constraints.MaxNorm(0.5)
-        expected, found = (fit(one, validation_data=(X, Y)).history for one in (alone, model))
+                each_model.layers[0].kernel.constraint = keras.constraints.MaxNorm(0.5)
+        expected, history = (fit(each_model, validation_data=(X, Y)).history for each_model in (alone, model))
         assert_close(model, alone)
         for key, values in expected.items():
-            np.testing.assert_allclose(found[key], values, rtol=1e-4, err_msg=key)
+            np.testing.assert_allclose(history[key], values, rtol=1e-4, err_msg=key)
         (link,) = links(model)
         report = link.report()
         assert link.shares_memory
@@ -47,8 +47,8 @@ def test_embeddings_train_as_keras_does(name):
     alone = embedded(None, lambda: keras.optimizers.get(optimizer), ROWS)
     with served(pushes=Hogwild()) as (strategy,):
         model = embedded(strategy, lambda: keras.optimizers.get(optimizer), ROWS)
-        for one in (alone, model):
-            fit(one, keys, y=TARGETS, batch_size=32, epochs=2)
+        for each_model in (alone, model):
+            fit(each_model, keys, y=TARGETS, batch_size=32, epochs=2)
         assert_close(model, alone, rtol=1e-3)
         (link,) = links(model)
         assert (0 in link._bases) == (name == "Adam"), "whether all rows are exchanged"
@@ -62,7 +62,7 @@ def test_workers_add_to_one_memory():
             for weight in model.get_weights():
                 np.testing.assert_allclose(weight, np.full_like(weight, -12 * RATE))
         report = links(models[0])[0].report()
-        assert [one.counted for one in report.workers] == [5, 5, 2]
+        assert [worker.counted for worker in report.workers] == [5, 5, 2]
         assert report.version == sum(report.staleness.values()) == 12
 
 
@@ -71,17 +71,17 @@ def test_rows_of_others_are_read(lag, monkeypatch):
     """Two workers in turn. With a short ring the second one reads the whole table, as it does not know the rows."""
     monkeypatch.setattr(memory, "RING", max(8, memory.RING // lag))
     with served(2, pushes=Hogwild()) as strategies:
-        one, other = (embedded(strategy, lambda: keras.optimizers.SGD(0.1), ROWS) for strategy in strategies)
-        for model in (one, other):
+        first, second = (embedded(strategy, lambda: keras.optimizers.SGD(0.1), ROWS) for strategy in strategies)
+        for model in (first, second):
             model.train_on_batch(KEYS[:2] % ROWS, TARGETS[:2])
         for batch in range(4):
             chosen = slice(8 * batch, 8 * batch + 8)
-            one.train_on_batch(KEYS[chosen] % ROWS, TARGETS[chosen])
-        before = other.layers[0].embeddings.numpy()
-        other.train_on_batch(KEYS[:1] % ROWS, TARGETS[:1])
-        after, own = other.layers[0].embeddings.numpy(), np.unique(KEYS[:1] % ROWS)
-        rest = np.setdiff1d(np.unique(KEYS[:32] % ROWS), own)
-        np.testing.assert_array_equal(after[rest], one.layers[0].embeddings.numpy()[rest])
+            first.train_on_batch(KEYS[chosen] % ROWS, TARGETS[chosen])
+        before = second.layers[0].embeddings.numpy()
+        second.train_on_batch(KEYS[:1] % ROWS, TARGETS[:1])
+        after, pushed_rows = second.layers[0].embeddings.numpy(), np.unique(KEYS[:1] % ROWS)
+        rest = np.setdiff1d(np.unique(KEYS[:32] % ROWS), pushed_rows)
+        np.testing.assert_array_equal(after[rest], first.layers[0].embeddings.numpy()[rest])
         assert (before[rest] != after[rest]).any(axis=1).all()
 
 
@@ -105,11 +105,11 @@ def test_chief_assignments_keep_rows_changed_by_workers():
 
 def test_worker_without_shared_memory_sends_messages(monkeypatch, caplog):
     alone = model_in()
-    monkeypatch.setattr(memory.Memory, "open", classmethod(lambda *of: None))
+    monkeypatch.setattr(memory.Memory, "open", classmethod(lambda *arguments: None))
     with served(pushes=Hogwild()) as (strategy,):
         model = model_in(strategy)
-        for one in (alone, model):
-            fit(one)
+        for each_model in (alone, model):
+            fit(each_model)
         assert_close(model, alone)
         (link,) = links(model)
         assert not link.shares_memory
@@ -138,8 +138,8 @@ def test_restarted_server_restores_values_from_shared_memory():
         strategy = Served([server], 0, Arguments(pushes=Hogwild()))
         stack.callback(strategy.extended._close)
         model = model_in(strategy)
-        for one in (alone, model):
-            fit(one, epochs=1)
+        for each_model in (alone, model):
+            fit(each_model, epochs=1)
         first.close()
         link = links(model)[0]
         link._writers[0].add(3, np.array([0, 0.5], np.float32))  # as another worker, of which the chief knows nothing
@@ -147,7 +147,7 @@ def test_restarted_server_restores_values_from_shared_memory():
         model.evaluate(X, Y, verbose=0)
         alone.layers[1].bias.assign_add([0, 0.5])
         assert_close(model, alone)
-        for one in (alone, model):
-            fit(one, epochs=1)
+        for each_model in (alone, model):
+            fit(each_model, epochs=1)
         assert_close(model, alone)
         assert [shard.report("", 0).version for shard in again._shards] == [4]

@@ -29,11 +29,11 @@ def trained(strategy, x, *layers):
 def test_second_strategy_has_models_of_its_own(data):
     with served(data=data) as (strategy,):
         layers = lambda: keras.layers.Input((4,)), keras.layers.BatchNormalization
-        one = trained(strategy, X, *layers)
+        model = trained(strategy, X, *layers)
         other = trained(second(strategy, data), X, *layers)
         assert other.optimizer.iterations == 4, "it went on from the other model"
-        for own, expected in zip(other.get_weights(), one.get_weights(), strict=True):
-            np.testing.assert_allclose(own, expected, rtol=1e-5)
+        for weight, expected in zip(other.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_allclose(weight, expected, rtol=1e-5)
 
 
 def test_second_strategy_has_tables_of_its_own():

@@ -42,8 +42,8 @@ def fit(model, data=None, **options):
     return model.fit(data, **options) if data is not None else model.fit(X, Y, batch_size=16, **options)
 
 
-def assert_close(one, other, rtol=1e-4):
-    for mine, expected in zip(one.get_weights(), other.get_weights(), strict=True):
+def assert_close(model, reference, rtol=1e-4):
+    for mine, expected in zip(model.get_weights(), reference.get_weights(), strict=True):
         np.testing.assert_allclose(mine, expected, rtol=rtol, atol=1e-5)
 
 
@@ -67,10 +67,10 @@ def test_one_worker_trains_as_keras_does(name):
     expected = fit(alone, validation_data=(X, Y))
     with served() as (strategy,):
         model = model_in(strategy, **OPTIONS[name])
-        found = fit(model, validation_data=(X, Y))
+        history = fit(model, validation_data=(X, Y))
         assert_close(model, alone)
         for key, values in expected.history.items():
-            np.testing.assert_allclose(found.history[key], values, rtol=1e-4, err_msg=key)
+            np.testing.assert_allclose(history.history[key], values, rtol=1e-4, err_msg=key)
         assert int(model.optimizer.iterations) == 12
 
 
@@ -91,8 +91,8 @@ def test_compressed_gradients_train_nearly_as_well(method, pushes):
     expected = fit(alone, epochs=5)
     with served(compression=compression.skip_small(method, elements=0), pushes=pushes) as (strategy,):
         model = model_in(strategy, optimizer=lambda: keras.optimizers.SGD(0.1))
-        found = fit(model, epochs=5)
-        np.testing.assert_allclose(found.history["loss"][-1], expected.history["loss"][-1], rtol=0.1)
+        history = fit(model, epochs=5)
+        np.testing.assert_allclose(history.history["loss"][-1], expected.history["loss"][-1], rtol=0.1)
         (link,) = links(model)
         state = link._packers[0]._states[0]
         assert state.step == link.session.pushes - (0 if isinstance(method, compression.BFloat16) else 3)
@@ -105,10 +105,10 @@ def test_compressed_parameters_train_nearly_as_well(method, options):
     expected = fit(model_in(optimizer=lambda: keras.optimizers.SGD(0.1)), epochs=5)
     with served(pull_compression=compression.skip_small(method, elements=0), **options) as (strategy,):
         model = model_in(strategy, optimizer=lambda: keras.optimizers.SGD(0.1))
-        found = fit(model, epochs=5, validation_data=(X, Y))
-        np.testing.assert_allclose(found.history["loss"][-1], expected.history["loss"][-1], rtol=0.1)
-        own = model.evaluate(X, Y, verbose=0)[0]
-        np.testing.assert_allclose(own, found.history["val_loss"][-1], rtol=1e-6, err_msg="the servers' own")
+        history = fit(model, epochs=5, validation_data=(X, Y))
+        np.testing.assert_allclose(history.history["loss"][-1], expected.history["loss"][-1], rtol=0.1)
+        loss = model.evaluate(X, Y, verbose=0)[0]
+        np.testing.assert_allclose(loss, history.history["val_loss"][-1], rtol=1e-6, err_msg="the servers' own")
         (link,) = links(model)
         assert all(copy._has for copy in link.session._copies)
 
@@ -171,8 +171,8 @@ def test_a_saved_model_has_the_servers_state(tmp_path):
         model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
     assert_close(again, alone)
-    for one, other in zip(again.optimizer.variables, alone.optimizer.variables, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6, err_msg=one.path)
+    for variable, other in zip(again.optimizer.variables, alone.optimizer.variables, strict=True):
+        np.testing.assert_allclose(variable, other, rtol=1e-3, atol=1e-6, err_msg=variable.path)
     fit(again, epochs=1)
     fit(alone, epochs=1)
     assert_close(again, alone)
@@ -267,8 +267,8 @@ def test_custom_train_step_works_without_call(data):
         with strategy.scope():
             model = Pair()
             model.compile()
-        for one in (model, alone):
-            fit(one)
+        for each_model in (model, alone):
+            fit(each_model)
         assert_close(model, alone)
 
 
@@ -289,7 +289,7 @@ def test_custom_loop_trains_as_keras_does():
     with served() as (strategy,):
         model = model_in(strategy)
         with strategy.scope():
-            own = keras.optimizers.SGD(0.1)
+            served_optimizer = keras.optimizers.SGD(0.1)
 
         def step(model, optimizer, x, y):
             with tf.GradientTape() as tape:
@@ -298,7 +298,7 @@ def test_custom_loop_trains_as_keras_does():
 
         @tf.function
         def on_servers(x, y):
-            strategy.run(step, args=(model, own, x, y))
+            strategy.run(step, args=(model, served_optimizer, x, y))
 
         for _ in range(3):
             on_servers(tf.constant(X), tf.constant(Y))
@@ -314,8 +314,8 @@ def test_weights_that_the_chief_sets_are_the_newest(read, tmp_path):
         kept = [weight + 1 for weight in model.get_weights()]
         model.set_weights(kept)
         read(model, tmp_path / "model.keras")
-        for one, other in zip(model.get_weights(), kept, strict=True):
-            np.testing.assert_array_equal(one, other)
+        for array, other in zip(model.get_weights(), kept, strict=True):
+            np.testing.assert_array_equal(array, other)
 
 
 def test_the_best_weights_are_restored():
@@ -352,13 +352,13 @@ def test_moving_averages_are_what_other_workers_read_after_fit():
         fit(worker, epochs=1)
         averages = worker.get_weights()
         worker.evaluate(X, Y, verbose=0)
-        for one, expected in zip(worker.get_weights(), averages, strict=True):
-            np.testing.assert_array_equal(one, expected)
-        chief.set_weights(ones := [np.ones_like(one) for one in averages])
+        for weight, expected in zip(worker.get_weights(), averages, strict=True):
+            np.testing.assert_array_equal(weight, expected)
+        chief.set_weights(assigned := [np.ones_like(weight) for weight in averages])
         chief.evaluate(X, Y, verbose=0)
         worker.evaluate(X, Y, verbose=0)
-        for one, expected in zip(worker.get_weights(), ones, strict=True):
-            np.testing.assert_array_equal(one, expected)
+        for weight, expected in zip(worker.get_weights(), assigned, strict=True):
+            np.testing.assert_array_equal(weight, expected)
 
 
 def test_evaluate_of_frozen_model_reads_newest_values():
@@ -428,8 +428,10 @@ class TwoOptimizers(keras.Model):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self(x) - y) ** 2)
         variables = [half.trainable_variables for half in self.halves]
-        for optimizer, own, given in zip(self.others, variables, tape.gradient(loss, variables), strict=True):
-            optimizer.apply(given, own)
+        for optimizer, half_variables, given in zip(
+            self.others, variables, tape.gradient(loss, variables), strict=True
+        ):
+            optimizer.apply(given, half_variables)
         return {"loss": loss}
 
 
@@ -507,15 +509,15 @@ def test_gradients_are_applied_outside_the_scope():
     with served() as (strategy,):
         model = model_in(strategy)
         with strategy.scope():
-            own = keras.optimizers.SGD(0.1)
-        for using, trained in ((own, model), (optimizer, alone)):
+            served_optimizer = keras.optimizers.SGD(0.1)
+        for using, trained in ((served_optimizer, model), (optimizer, alone)):
             for _ in range(2):
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_mean((trained(X, training=True) - Y) ** 2)
                 gradients = tape.gradient(loss, trained.trainable_variables)
                 using.apply_gradients(zip(gradients, trained.trainable_variables, strict=True))
         assert_close(model, alone)
-        assert strategy.extended.link_of(own).session.pushes == 2
+        assert strategy.extended.link_of(served_optimizer).session.pushes == 2
 
 
 def test_only_the_chief_backs_up(tmp_path):
@@ -530,14 +532,14 @@ def test_worker_backup_tolerates_chief_creating_and_removing_folder(tmp_path, mo
     folder, exists = tmp_path / "backup", file_utils.exists
     callback = keras.callbacks.BackupAndRestore(folder)
     with served(workers=2) as strategies:
-        (chief,), (worker,) = ([keras_callbacks.adapt([callback], model_of(one))[-1]] for one in strategies)
+        (chief,), (worker,) = ([keras_callbacks.adapt([callback], model_of(strategy))[-1]] for strategy in strategies)
         assert chief is callback
         chief.set_model(model_in(strategies[0]))
 
         def then_made(path):
-            found = exists(path)
+            existed = exists(path)
             worker.on_epoch_end(0)
-            return found
+            return existed
 
         monkeypatch.setattr(file_utils, "exists", then_made)
         chief.on_epoch_end(0)
@@ -572,9 +574,9 @@ def test_all_workers_go_on_where_they_were(tmp_path, data):
             models = [model_in(strategy) for strategy in strategies]
             return [threads.submit(work, model) for model in models]
 
-    for one in train(stops=True):
+    for future in train(stops=True):
         with pytest.raises(KeyError, match="interrupted"):
-            one.result()
+            future.result()
     assert (tmp_path / "backup" / "epoch_of_worker_1.json").exists()
-    assert [one.result().epoch for one in train(stops=False)] == [[2, 3], [2, 3]]
+    assert [future.result().epoch for future in train(stops=False)] == [[2, 3], [2, 3]]
     assert not (tmp_path / "backup" / "epoch_of_worker_1.json").exists()

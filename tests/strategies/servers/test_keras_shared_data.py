@@ -78,7 +78,9 @@ def on_two(mode=Asynchronous(), servers=2, kinds=({}, {}), make=counting_model, 
     """Trains on two workers; returns how often each sample was in an update, and each worker's number of pushes."""
     with served(workers=2, servers=servers, mode=mode, data="shared") as strategies:
         models = [make(strategy) for strategy in strategies]
-        together(*(lambda m=m, own=own: fit(m, **{**options, **own}) for m, own in zip(models, kinds, strict=True)))
+        together(
+            *(lambda m=m, given=kind: fit(m, **{**options, **given}) for m, kind in zip(models, kinds, strict=True))
+        )
         return counts(models[0]), pushes(*models)
 
 
@@ -119,19 +121,19 @@ OPTIONS = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_sample_of_an_epoch_counts_once(name):
     options = OPTIONS[name]
-    found, own = on_two(**options)
+    sample_counts, push_counts = on_two(**options)
     epochs = options.get("epochs", 1)
-    np.testing.assert_array_equal(found, epochs)
-    assert sum(own) == epochs * -(-SAMPLES // options.get("batch_size", BATCH)), own
+    np.testing.assert_array_equal(sample_counts, epochs)
+    assert sum(push_counts) == epochs * -(-SAMPLES // options.get("batch_size", BATCH)), push_counts
 
 
 @pytest.mark.parametrize(
-    "options", [{"steps_per_execution": 4}, {"run_eagerly": True}], ids=lambda one: next(iter(one))
+    "options", [{"steps_per_execution": 4}, {"run_eagerly": True}], ids=lambda options: next(iter(options))
 )
 def test_every_sample_counts_once_however_steps_are_run(options):
-    found, own = on_two(make=lambda strategy: counting_model(strategy, **options), epochs=2)
-    np.testing.assert_array_equal(found, 2)
-    assert sum(own) == 2 * BATCHES
+    sample_counts, push_counts = on_two(make=lambda strategy: counting_model(strategy, **options), epochs=2)
+    np.testing.assert_array_equal(sample_counts, 2)
+    assert sum(push_counts) == 2 * BATCHES
 
 
 def test_single_worker_gets_every_sample():
@@ -145,19 +147,19 @@ def test_single_worker_gets_every_sample():
 def test_a_fast_worker_takes_what_a_slow_one_leaves():
     meeting = Meeting()
     kinds = ({"callbacks": [Reaching(meeting, BATCHES - 2)]}, {"callbacks": [meeting]})
-    found, own = on_two(kinds=kinds)
-    np.testing.assert_array_equal(found, 1)
-    assert own == [BATCHES - 2, 2] or own == [BATCHES - 1, 1]
+    sample_counts, push_counts = on_two(kinds=kinds)
+    np.testing.assert_array_equal(sample_counts, 1)
+    assert push_counts == [BATCHES - 2, 2] or push_counts == [BATCHES - 1, 1]
 
 
 @pytest.mark.parametrize("mode", [Synchronous(), Synchronous(backup_workers=1), SoftSync()], ids=str)
 @pytest.mark.parametrize("batch_size", [BATCH, sweep(SAMPLES)])
 def test_rounds_end_where_batches_do_not_divide(mode, batch_size):
     """In the last round of an epoch some workers have no batch. With backup workers, some pushes are dropped."""
-    found, own = on_two(mode, epochs=3, batch_size=batch_size)
-    assert sum(own) >= 3 * -(-SAMPLES // batch_size)
+    sample_counts, push_counts = on_two(mode, epochs=3, batch_size=batch_size)
+    assert sum(push_counts) >= 3 * -(-SAMPLES // batch_size)
     if not isinstance(mode, SoftSync):  # where the last gradients wait for others
-        assert (found > 0).all()
+        assert (sample_counts > 0).all()
 
 
 def test_each_epoch_has_another_order():
@@ -201,11 +203,11 @@ class Stopping(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("mode", [Asynchronous(), BoundedStaleness(0), Synchronous()], ids=str)
 def test_a_worker_that_stops_leaves_its_batches_to_others(mode):
-    found, own = on_two(mode, kinds=({}, {"callbacks": [Stopping()]}))
-    assert sum(own) == BATCHES
-    assert own[1] <= 1
+    sample_counts, push_counts = on_two(mode, kinds=({}, {"callbacks": [Stopping()]}))
+    assert sum(push_counts) == BATCHES
+    assert push_counts[1] <= 1
     if not isinstance(mode, Synchronous):
-        np.testing.assert_array_equal(found, 1)
+        np.testing.assert_array_equal(sample_counts, 1)
 
 
 def test_a_worker_whose_step_raises_leaves_its_batches_to_others():
@@ -256,9 +258,9 @@ def test_dataset_batches_are_shared_between_workers():
 def test_validation_split_and_weights():
     with served(data="shared") as (strategy,):
         model = counting_model(strategy)
-        found = fit(model, validation_split=0.5, sample_weight=np.ones(SAMPLES))
+        history = fit(model, validation_split=0.5, sample_weight=np.ones(SAMPLES))
         np.testing.assert_array_equal(counts(model), [1] * (SAMPLES // 2) + [0] * (SAMPLES // 2))
-        assert "val_loss" in found.history
+        assert "val_loss" in history.history
 
 
 def slices():
@@ -300,12 +302,12 @@ def test_the_last_round_of_an_epoch_does_not_wait_for_the_next_epoch(servers):
         return counting_model(strategy, lambda: keras.optimizers.SGD(0.01))
 
     with served(workers=2, servers=servers, mode=Synchronous(), data="shared") as strategies:
-        models, found = [linear(strategy) for strategy in strategies], {}
-        together(*(lambda m=m, n=n: found.update({n: fit(m, **given)}) for n, m in enumerate(models)))
+        models, histories = [linear(strategy) for strategy in strategies], {}
+        together(*(lambda m=m, n=n: histories.update({n: fit(m, **given)}) for n, m in enumerate(models)))
         for model in models:
             counts(model)
             assert int(model.optimizer.iterations) == 5
-            assert len(found[0].history["val_loss"]) == 5
+            assert len(histories[0].history["val_loss"]) == 5
         np.testing.assert_array_equal(models[0].get_weights()[0], models[1].get_weights()[0])
 
 
@@ -331,30 +333,32 @@ def test_logs_of_an_epoch_are_of_all_workers():
         metrics = [keras.metrics.MeanAbsoluteError("error"), Largest()]
         return counting_model(strategy, lambda: keras.optimizers.SGD(0.0), metrics=metrics)
 
-    own = {"epochs": 2, "validation_data": (X, y)}
-    alone = fit(make(tf.distribute.get_strategy()), y=y, **own).history
+    arguments = {"epochs": 2, "validation_data": (X, y)}
+    alone = fit(make(tf.distribute.get_strategy()), y=y, **arguments).history
     assert alone["largest"] == [SAMPLES - 1] * 2
     with served(workers=2, data="shared") as strategies:
-        models, found = [make(strategy) for strategy in strategies], {}
-        together(*(lambda m=m, n=n: found.update({n: fit(m, y=y, **own).history}) for n, m in enumerate(models)))
-        for history in found.values():
+        models, histories = [make(strategy) for strategy in strategies], {}
+        together(
+            *(lambda m=m, n=n: histories.update({n: fit(m, y=y, **arguments).history}) for n, m in enumerate(models))
+        )
+        for history in histories.values():
             for name, values in alone.items():
                 np.testing.assert_allclose(history[name], values, rtol=1e-6, err_msg=name)
-        assert found[0] == found[1]
+        assert histories[0] == histories[1]
         assert sum(map(sum, [pushes(model) for model in models])) == 2 * BATCHES
 
 
 def test_a_worker_that_gets_no_batch_has_the_newest_weights_and_the_logs_of_the_others():
     with served(workers=2, data="shared") as (first, second):
         chief, late = counting_model(first, metrics=["mae"]), counting_model(second, metrics=["mae"])
-        models, found = {"chief": chief, "late": late}, {}
+        models, histories = {"chief": chief, "late": late}, {}
 
         def train(name):
-            found[name] = fit(models[name], batch_size=SAMPLES, epochs=2).history
+            histories[name] = fit(models[name], batch_size=SAMPLES, epochs=2).history
 
         together(*(lambda name=name: train(name) for name in models))
-        assert found["chief"] == found["late"]
-        assert set(found["late"]) == {"loss", "mae"}
+        assert histories["chief"] == histories["late"]
+        assert set(histories["late"]) == {"loss", "mae"}
         np.testing.assert_array_equal(chief.get_weights()[0], late.get_weights()[0])
 
 
@@ -369,26 +373,26 @@ class OwnLogs(keras.Model):
 def test_custom_logs_are_nan_without_batches():
     """0 would be the best of all."""
     with served(workers=2, data="shared") as strategies:
-        models, found = [counting_model(strategy, model=OwnLogs) for strategy in strategies], {}
+        models, histories = [counting_model(strategy, model=OwnLogs) for strategy in strategies], {}
         together(
             *(
-                lambda m=m, n=n: found.update({n: fit(m, batch_size=SAMPLES, epochs=2).history})
+                lambda m=m, n=n: histories.update({n: fit(m, batch_size=SAMPLES, epochs=2).history})
                 for n, m in enumerate(models)
             )
         )
-        own = [value for history in found.values() for value in history.get("own", [])]
-        assert [value for value in own if not np.isnan(value)] == [1, 1], "one of them gets the batch of each epoch"
+        logs = [value for history in histories.values() for value in history.get("own", [])]
+        assert [value for value in logs if not np.isnan(value)] == [1, 1], "one of them gets the batch of each epoch"
 
 
 def test_a_worker_that_gets_no_batch_ends_its_epochs_all_the_same(recwarn, capsys):
     with served(workers=2, data="shared") as (first, second):
         chief, late = counting_model(first, metrics=["mae"]), counting_model(second, metrics=["mae"])
         fit(chief, epochs=3)
-        found = fit(late, epochs=3, verbose=1, callbacks=[keras.callbacks.EarlyStopping("loss", patience=9)])
-        assert found.epoch == [0, 1, 2]
+        history = fit(late, epochs=3, verbose=1, callbacks=[keras.callbacks.EarlyStopping("loss", patience=9)])
+        assert history.epoch == [0, 1, 2]
         assert pushes(late) in ([0], [])
         np.testing.assert_array_equal(counts(chief), 3)
-    assert not [one for one in recwarn if "ran out of data" in str(one.message)]
+    assert not [warning for warning in recwarn if "ran out of data" in str(warning.message)]
 
 
 def test_workers_must_have_the_same_data():

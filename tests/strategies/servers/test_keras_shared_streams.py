@@ -38,7 +38,7 @@ STREAMS = {
     "the dataset shuffles": lambda: {"x": slices().shuffle(9).batch(BATCH)},
     "how many batches it has": lambda: {"x": slices().filter(lambda x, y: True).batch(BATCH)},
     "the dataset has no end": lambda: {"x": slices().batch(BATCH).repeat(), "steps_per_epoch": BATCHES},
-    "type generator": lambda: {"x": (one for _ in range(2) for one in slices().batch(BATCH)), "steps_per_epoch": 6},
+    "type generator": lambda: {"x": (batch for _ in range(2) for batch in slices().batch(BATCH)), "steps_per_epoch": 6},
     "Growing.on_epoch_end": lambda: {"x": Growing()},
     "steps_per_epoch is 3": lambda: {"x": X, "y": X[:, :1], "batch_size": BATCH, "steps_per_epoch": 3, "epochs": 4},
 }
@@ -71,11 +71,11 @@ def test_a_worker_that_stops_leaves_a_stream(stops):
     with served(workers=2, data="shared") as strategies:
         models = [counting_model(strategy) for strategy in strategies]
         data = slices().batch(BATCH).repeat(50).shuffle(4)
-        own = [{"callbacks": [Stopping()]} if number == stops else {} for number in range(2)]
-        together(*(lambda m=m, o=o: m.fit(data, epochs=2, verbose=0, **o) for m, o in zip(models, own, strict=True)))
-        found = pushes(*models)
-        assert found[stops] <= 1
-        assert stops == 0 or sum(found) == 2 * 50 * BATCHES
+        kinds = [{"callbacks": [Stopping()]} if number == stops else {} for number in range(2)]
+        together(*(lambda m=m, o=o: m.fit(data, epochs=2, verbose=0, **o) for m, o in zip(models, kinds, strict=True)))
+        push_counts = pushes(*models)
+        assert push_counts[stops] <= 1
+        assert stops == 0 or sum(push_counts) == 2 * 50 * BATCHES
 
 
 def test_a_stream_that_fails_is_an_error_on_every_worker():

@@ -33,8 +33,8 @@ def values(model):
     return [variable.numpy() for variable in model.non_trainable_weights]
 
 
-def assert_equal(one, other):
-    for mine, its in zip(one, other, strict=True):
+def assert_equal(arrays, expected):
+    for mine, its in zip(arrays, expected, strict=True):
         np.testing.assert_array_equal(mine, its)
 
 
@@ -68,18 +68,18 @@ def test_worker_starts_with_chiefs_non_trainable_weights(eager, caplog):
 
 def test_worker_keeps_own_statistics_after_start():
     with served(workers=2) as strategies:
-        chief, worker = (model_in(one, 0) for one in strategies)
+        chief, worker = (model_in(strategy, 0) for strategy in strategies)
         fit(chief)
         fit(worker, scale=2.0)
-        own, before = values(worker), Before()
-        assert not np.array_equal(own[-1], values(chief)[-1]), "moving statistics of other data"
+        state, before = values(worker), Before()
+        assert not np.array_equal(state[-1], values(chief)[-1]), "moving statistics of other data"
         fit(worker, before)
-        assert_equal(before.values, own)
+        assert_equal(before.values, state)
 
 
 def test_late_worker_gets_statistics_from_chiefs_last_epoch():
     with served(workers=2) as strategies:
-        chief, worker = (model_in(one, seed) for seed, one in enumerate(strategies))
+        chief, worker = (model_in(strategy, seed) for seed, strategy in enumerate(strategies))
         fit(chief)
         expected, before = values(chief), Before()
         fit(chief)
@@ -90,7 +90,7 @@ def test_late_worker_gets_statistics_from_chiefs_last_epoch():
 def test_frozen_layers_keep_values_updated_by_servers():
     """A layer that is frozen after it was trained has the newest values."""
     with served(workers=2) as strategies:
-        models = [model_in(one, 0) for one in strategies]
+        models = [model_in(strategy, 0) for strategy in strategies]
         for model in models:
             fit(model)
         for model in models:
@@ -104,7 +104,7 @@ def test_frozen_layers_keep_values_updated_by_servers():
 
 def test_weights_updated_by_servers_are_not_assigned():
     with served(workers=2) as strategies:
-        chief, worker = (model_in(one, seed) for seed, one in enumerate(strategies))
+        chief, worker = (model_in(strategy, seed) for seed, strategy in enumerate(strategies))
         kept, taken = worker.layers[1].weights
         before = kept.numpy()
         chief.layers[1].set_weights([np.zeros((4, 3)), np.ones(3)])

@@ -30,13 +30,13 @@ def test_one_worker_trains_as_keras_does(name, steps):
     alone = model_in(**options)
     with served(pushes=LocalSteps(steps)) as (strategy,):
         model = model_in(strategy, **options)
-        for one in (alone, model):
+        for each_model in (alone, model):
             if name == "constraint":
-                one.layers[0].kernel.constraint = keras.constraints.MaxNorm(0.5)
-        expected, found = (fit(one, validation_data=(X, Y)).history for one in (alone, model))
+                each_model.layers[0].kernel.constraint = keras.constraints.MaxNorm(0.5)
+        expected, history = (fit(each_model, validation_data=(X, Y)).history for each_model in (alone, model))
         assert_close(model, alone)
         for key, values in expected.items():
-            np.testing.assert_allclose(found[key], values, rtol=1e-4, err_msg=key)
+            np.testing.assert_allclose(history[key], values, rtol=1e-4, err_msg=key)
         assert int(model.optimizer.iterations) == 12
         (link,) = links(model)
         assert link.session.pushes == (12 if steps == 1 else 6)
@@ -58,7 +58,7 @@ def fit_together(models, steps, batch_sizes):
         model.fit(ones, ones, batch_size=batch_size, verbose=0)
 
     arguments = zip(models, steps, batch_sizes, strict=True)
-    threads = [threading.Thread(target=train, args=one, daemon=True) for one in arguments]
+    threads = [threading.Thread(target=train, args=worker_arguments, daemon=True) for worker_arguments in arguments]
     for thread in threads:
         thread.start()
     for thread in threads:

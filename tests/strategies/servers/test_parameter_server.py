@@ -42,10 +42,10 @@ def trained(strategy=None):
 
 def test_without_servers_a_process_trains_as_usual():
     weights, losses = trained()
-    own, own_losses = trained(ParameterServerStrategy())
-    np.testing.assert_allclose(own_losses, losses, rtol=1e-5)
-    for one, other in zip(own, weights, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    strategy_weights, strategy_losses = trained(ParameterServerStrategy())
+    np.testing.assert_allclose(strategy_losses, losses, rtol=1e-5)
+    for weight, other in zip(strategy_weights, weights, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
 
 
 def test_cluster_coordinator_raises_with_hint_at_fit():

@@ -41,12 +41,12 @@ def leaves_of(batch):
 
 def assert_equal(batch, expected):
     tree.assert_same_structure(batch, expected)
-    for one, other in zip(tree.flatten(batch), tree.flatten(expected), strict=True):
-        assert type(one) is type(other)
-    for one, other in zip(leaves_of(batch), leaves_of(expected), strict=True):
+    for leaf, other in zip(tree.flatten(batch), tree.flatten(expected), strict=True):
+        assert type(leaf) is type(other)
+    for leaf, other in zip(leaves_of(batch), leaves_of(expected), strict=True):
         if other is not None:
-            assert one.dtype == other.dtype
-            np.testing.assert_array_equal(one.numpy(), other.numpy())
+            assert leaf.dtype == other.dtype
+            np.testing.assert_array_equal(leaf.numpy(), other.numpy())
 
 
 def numbers(*shape, dtype="float32"):
@@ -271,7 +271,7 @@ DATASETS = {
         lambda x, y: (tf.numpy_function(lambda a: a + 1, [x["a"]], tf.float32), y)
     ),
     "cache": lambda: slices().cache().batch(4),
-    "zip": lambda: tf.data.Dataset.zip(slices(), slices()).map(lambda one, two: (one[0]["a"], two[1])).batch(4),
+    "zip": lambda: tf.data.Dataset.zip(slices(), slices()).map(lambda left, right: (left[0]["a"], right[1])).batch(4),
     "repeated": lambda: slices().repeat(2).batch(4),
     "a part": lambda: slices().skip(1).take(8).shard(2, 1).batch(3),
     "options": lambda: slices().batch(4).with_options(tf.data.Options()),
@@ -364,8 +364,8 @@ def test_a_fit_is_equal_to_that_of_keras():
     source = source_of(x, y, **given)
     history = ours.fit(dataset(source, lambda: iter(in_order(source))), epochs=3, verbose=0)
     assert history.history == expected.history
-    for one, other in zip(ours.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(ours.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)
 
 
 class Together:

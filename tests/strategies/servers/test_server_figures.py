@@ -52,9 +52,11 @@ def test_late_and_dropped_gradients_are_counted():
         (late,) = second.extended.links(worker)
         link.refresh()
         for _ in range(2):
-            link.update([np.zeros(one.shape, "float32") for one in chief.trainable_variables], link._variables)
-        late.update([np.zeros(one.shape, "float32") for one in worker.trainable_variables], late._variables)
-        late.update([np.zeros(one.shape, "float32") for one in worker.trainable_variables], late._variables)
+            link.update(
+                [np.zeros(variable.shape, "float32") for variable in chief.trainable_variables], link._variables
+            )
+        late.update([np.zeros(variable.shape, "float32") for variable in worker.trainable_variables], late._variables)
+        late.update([np.zeros(variable.shape, "float32") for variable in worker.trainable_variables], late._variables)
         figures, staleness = server_figures.figures(before, server_figures.read(second.extended, worker))
         assert figures["updates"] == 3
         assert figures["dropped"] == 1

@@ -50,10 +50,10 @@ def linked(optimizer, servers=2, mode=Asynchronous()):  # noqa: B008
         made = variables()
         optimizer.build(made)
 
-        def link(worker=0, own=None, of=optimizer, prefetch=0):
+        def link(worker=0, worker_variables=None, worker_optimizer=optimizer, prefetch=0):
             connections = [Connection(server.address, "ps", DEADLINE) for server in running]
             arguments = Arguments(mode, Gradients(prefetch=prefetch))
-            link = Link(Attachment(connections, worker, arguments), of, own or made)
+            link = Link(Attachment(connections, worker, arguments), worker_optimizer, worker_variables or made)
             stack.callback(link.close)
             return link
 
@@ -91,10 +91,10 @@ def test_updates_are_those_of_the_optimizer(name, in_graph):
     """On two servers; a variable is split, so that no server knows a norm."""
     optimizer = OPTIMIZERS[name]()
     with linked(optimizer) as (link, made):
-        one = link()
+        chief = link()
 
         def update(given):
-            one.update(given, made)
+            chief.update(given, made)
 
         if in_graph:
             update = tf.function(update)
@@ -110,16 +110,16 @@ def test_updates_are_those_of_the_optimizer(name, in_graph):
 def test_steps_keep_no_memory():
     """TensorFlow keeps each Python number that becomes a tensor: those of the updates took 0.8 kB a step."""
     with linked(keras.optimizers.SGD(0.1), servers=1) as (link, made):
-        one, given = link(), gradients(0)
-        update = tf.function(lambda: one.update(given, made))
+        chief, given = link(), gradients(0)
+        update = tf.function(lambda: chief.update(given, made))
 
-        found = []
+        readings = []
         for steps in (200, 400, 400, 400, 400, 400):
             for _ in range(steps):
                 update()
-            found.append(resident())
+            readings.append(resident())
         # A copy of the largest variable, 360 kB, may live or not at a reading; what is kept grows between all of them.
-        assert statistics.median(after - before for before, after in itertools.pairwise(found)) < 100_000
+        assert statistics.median(after - before for before, after in itertools.pairwise(readings)) < 100_000
 
 
 def resident():
@@ -156,22 +156,22 @@ def test_constraints_are_applied_by_servers():
 def test_a_worker_begins_with_the_chiefs_values_and_sees_its_updates():
     with linked(keras.optimizers.SGD(1.0)) as (link, made):
         chief = link()
-        own, optimizer = variables(), keras.optimizers.SGD(1.0)
-        for variable in own:
+        worker_variables, optimizer = variables(), keras.optimizers.SGD(1.0)
+        for variable in worker_variables:
             variable.assign(tf.zeros(variable.shape))
-        optimizer.build(own)
-        worker = link(1, own, optimizer)
-        assert_equal(own, made)
+        optimizer.build(worker_variables)
+        worker = link(1, worker_variables, optimizer)
+        assert_equal(worker_variables, made)
         chief.update([tf.ones(shape) for shape in SHAPES], made)
         worker.refresh()
-        assert_equal(own, made)
-        worker.update([tf.ones(shape) for shape in SHAPES], own)
+        assert_equal(worker_variables, made)
+        worker.update([tf.ones(shape) for shape in SHAPES], worker_variables)
         chief.refresh()
-        assert_equal(own, made)
+        assert_equal(worker_variables, made)
 
 
-def assert_equal(one, other):
-    for variable, same in zip(one, other, strict=True):
+def assert_equal(actual, expected):
+    for variable, same in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(variable.numpy(), same.numpy())
 
 
@@ -190,10 +190,10 @@ def test_the_optimizers_state_is_fetched_and_given():
     """As a model is saved, and loaded again by the chief of another job."""
     optimizer = keras.optimizers.Adam(0.05)
     with linked(optimizer) as (link, made):
-        one = link()
+        chief = link()
         for step in range(2):
-            one.update(gradients(step), made)
-        one.fetch()
+            chief.update(gradients(step), made)
+        chief.fetch()
         alone, expected = keras.optimizers.Adam(0.05), variables()
         alone.build(expected)
         for step in range(2):
@@ -216,10 +216,10 @@ def test_the_optimizers_state_is_fetched_and_given():
 def test_moving_averages_are_the_final_values():
     optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
     with linked(optimizer) as (link, made):
-        one = link()
+        chief = link()
         for step in (1, 3):
-            one.update(gradients(step), made)
-        one.finalize()
+            chief.update(gradients(step), made)
+        chief.finalize()
         alone, expected = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5), variables()
         alone.build(expected)
         for step in (1, 3):
@@ -247,24 +247,24 @@ def test_servers_without_variables_count_all_the_same():
     optimizer, small = keras.optimizers.SGD(1.0), [keras.Variable(np.zeros(2, "float32"))]
     optimizer.build(small)
     with linked(keras.optimizers.SGD(1.0), servers=3) as (link, _):
-        one = link(0, small, optimizer)
+        chief = link(0, small, optimizer)
         for step in range(1, 4):
-            one.update([tf.ones(2)], small)
+            chief.update([tf.ones(2)], small)
             assert int(optimizer.iterations) == step
-        one.refresh()
+        chief.refresh()
         assert int(optimizer.iterations) == 3
 
 
 def test_gradients_go_to_their_variables():
     """Some at a time, in any order."""
     with linked(keras.optimizers.SGD(1.0)) as (link, made):
-        one, before = link(), [variable.numpy() for variable in made]
-        one.update([tf.ones(SHAPES[2]), tf.ones(SHAPES[0])], [made[2], made[0]])
-        one.update([tf.ones(SHAPES[1])], [made[1]])
+        chief, before = link(), [variable.numpy() for variable in made]
+        chief.update([tf.ones(SHAPES[2]), tf.ones(SHAPES[0])], [made[2], made[0]])
+        chief.update([tf.ones(SHAPES[1])], [made[1]])
         for variable, value in zip(made, before, strict=True):
             np.testing.assert_allclose(variable.numpy(), value - 1, rtol=1e-5)
         with pytest.raises(ValueError, match="was built without other"):
-            one.update([tf.ones(2)], [keras.Variable(np.ones(2, "float32"), name="other")])
+            chief.update([tf.ones(2)], [keras.Variable(np.ones(2, "float32"), name="other")])
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
@@ -273,14 +273,14 @@ def test_values_read_from_servers_do_not_count_as_assigned(read, prefetch):
     """Also where another worker has pushed since, or a step was under way."""
     with linked(keras.optimizers.SGD(1.0)) as (link, made):
         chief, before = link(prefetch=prefetch), made[1].numpy()
-        own, optimizer = variables(), keras.optimizers.SGD(1.0)
-        optimizer.build(own)
-        worker = link(1, own, optimizer)
+        worker_variables, optimizer = variables(), keras.optimizers.SGD(1.0)
+        optimizer.build(worker_variables)
+        worker = link(1, worker_variables, optimizer)
         ones = [tf.ones(shape) for shape in SHAPES]
         for _ in range(3):
             chief.update(ones, made)
             getattr(chief, read)()
-            worker.update(ones, own)
+            worker.update(ones, worker_variables)
         chief.refresh()
         np.testing.assert_allclose(made[1].numpy(), before - 6, rtol=1e-5)
 
@@ -319,32 +319,32 @@ def test_rows_that_workers_get_are_those_of_the_optimizer(name, prefetch):
     make = ROW_LOCAL[name]
     with linked(make()) as (link, made):
         pairs = [(link(prefetch=prefetch), made)]
-        own, optimizer = variables(), make()
-        optimizer.build(own)
-        pairs.append((link(1, own, optimizer, prefetch), own))
-        steps = [(one, in_graph_of(one, own)) for one, own in pairs]
+        worker_variables, optimizer = variables(), make()
+        optimizer.build(worker_variables)
+        pairs.append((link(1, worker_variables, optimizer, prefetch), worker_variables))
+        steps = [(each_link, in_graph_of(each_link, worker_variables)) for each_link, worker_variables in pairs]
         alone, expected = make(), variables()
         alone.build(expected)
         for step in range(6):
-            for worker, (one, update) in enumerate(steps):
+            for worker, (each_link, update) in enumerate(steps):
                 given = table_gradients(worker, step)
                 update(given)
                 alone.apply(given, expected)
                 if step == 3 and not worker:  # as a checkpoint within an epoch
-                    one.fetch()
-        for one, _ in pairs:
-            one.suspend()
-        before = [variable.numpy() for variable in own]
+                    each_link.fetch()
+        for each_link, _ in pairs:
+            each_link.suspend()
+        before = [variable.numpy() for variable in worker_variables]
         sent = pairs[0][0].report().sent
         if not prefetch:
-            for variable, other in zip(own, expected, strict=True):
+            for variable, other in zip(worker_variables, expected, strict=True):
                 np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
-        for one, values in pairs:
-            one.refresh()
+        for each_link, values in pairs:
+            each_link.refresh()
             for variable, other in zip(values, expected, strict=True):
                 np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
         if not prefetch:
-            for variable, value in zip(own, before, strict=True):
+            for variable, value in zip(worker_variables, before, strict=True):
                 assert variable.numpy().tobytes() == value.tobytes(), "read by rows"
         whole = sum(4 * int(np.prod(shape)) for shape in SHAPES)
         assert (sent < 8 * whole) == (name != "ftrl"), "of 2 readings of all, one with slots, and 12 steps"
@@ -353,18 +353,18 @@ def test_rows_that_workers_get_are_those_of_the_optimizer(name, prefetch):
 def test_workers_read_changed_rows_after_dense_gradients_and_assignments():
     with linked(keras.optimizers.SGD(1.0)) as (link, made):
         chief, before = link(), [variable.numpy() for variable in made]
-        own, optimizer = variables(), keras.optimizers.SGD(1.0)
-        optimizer.build(own)
-        worker = link(1, own, optimizer)
+        worker_variables, optimizer = variables(), keras.optimizers.SGD(1.0)
+        optimizer.build(worker_variables)
+        worker = link(1, worker_variables, optimizer)
         named = [
             tf.IndexedSlices(tf.ones((1, 150)), [7], SHAPES[0]),
             None,
             tf.IndexedSlices(tf.ones((1, 2)), [7], SHAPES[2]),
         ]
-        worker.update(named, own)
+        worker.update(named, worker_variables)
         chief.update([tf.ones(shape) for shape in SHAPES], made)
-        worker.update(named, own)
-        for variable, value, place in zip(own, before, range(3), strict=True):
+        worker.update(named, worker_variables)
+        for variable, value, place in zip(worker_variables, before, range(3), strict=True):
             expected = value - 1
             if place != 1:
                 expected[7] -= 2
@@ -372,9 +372,9 @@ def test_workers_read_changed_rows_after_dense_gradients_and_assignments():
         for variable in made:
             variable.assign(tf.zeros(variable.shape))
         chief.refresh()
-        worker.update(named, own)
-        assert own[0].numpy()[7].tolist() == [-1] * 150
-        assert not own[0].numpy()[8:].any()
+        worker.update(named, worker_variables)
+        assert worker_variables[0].numpy()[7].tolist() == [-1] * 150
+        assert not worker_variables[0].numpy()[8:].any()
         chief.update([None, tf.ones(3), None], made)
         assert made[0].numpy()[7].tolist() == [-1] * 150, "whole where this step has no gradient"
         chief.update(named, made)
@@ -387,31 +387,31 @@ def test_averages_are_overwritten_by_the_next_step():
     optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
     with linked(optimizer) as (link, made):
         chief = link()
-        own, other = variables(), keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
-        other.build(own)
-        worker = link(1, own, other)
+        worker_variables, other = variables(), keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+        other.build(worker_variables)
+        worker = link(1, worker_variables, other)
         named = [rows_of(0, [7], np.ones((1, 150))), None, None]
         for _ in range(2):
-            worker.update(named, own)
+            worker.update(named, worker_variables)
         worker.finalize()
-        worker.update([rows_of(0, [8], np.ones((1, 150))), None, None], own)
+        worker.update([rows_of(0, [8], np.ones((1, 150))), None, None], worker_variables)
         chief.refresh()
-        assert_equal(own, made)
+        assert_equal(worker_variables, made)
 
 
 def test_state_fetched_during_prefetch_does_not_count_as_assigned():
     with linked(keras.optimizers.SGD(1.0)) as (link, made):
         chief, before = link(prefetch=1), made[0].numpy()
-        own, optimizer = variables(), keras.optimizers.SGD(1.0)
-        optimizer.build(own)
-        worker = link(1, own, optimizer)
+        worker_variables, optimizer = variables(), keras.optimizers.SGD(1.0)
+        optimizer.build(worker_variables)
+        worker = link(1, worker_variables, optimizer)
 
         def named(row):
             return [rows_of(0, [row], np.ones((1, 150))), None, None]
 
         for _ in range(3):
             chief.update(named(7), made)
-            worker.update(named(8), own)
+            worker.update(named(8), worker_variables)
             chief.fetch()
         chief.update(named(7), made)
         chief.refresh()

@@ -62,8 +62,8 @@ def started(ranks, servers=1):
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(serving()) for _ in range(servers)]
         tables = [ServerTables(servers_of(running, worker), workers=2) for worker in range(2)]
-        for one in tables:
-            stack.callback(one.close)
+        for rank_tables in tables:
+            stack.callback(rank_tables.close)
         both = ranks(2)
 
         def on_both(work, *arguments):
@@ -94,15 +94,15 @@ def trained(model, batch_size=5, epochs=2):
     return history, *results, model.layers[0].export(), model.get_weights()
 
 
-def assert_alike(found, expected):
+def assert_alike(results, expected):
     for name, values in expected[0].items():
-        np.testing.assert_allclose(found[0][name], values, rtol=1e-5)
-    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5)
-    np.testing.assert_allclose(found[2], expected[2], rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(found[3][0], expected[3][0])
-    np.testing.assert_allclose(found[3][1], expected[3][1], rtol=1e-4, atol=1e-5)
-    for one, other in zip(found[4], expected[4], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(results[0][name], values, rtol=1e-5)
+    np.testing.assert_allclose(results[1], expected[1], rtol=1e-5)
+    np.testing.assert_allclose(results[2], expected[2], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(results[3][0], expected[3][0])
+    np.testing.assert_allclose(results[3][1], expected[3][1], rtol=1e-4, atol=1e-5)
+    for weight, other in zip(results[4], expected[4], strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
 
 
 OPTIMIZERS = {
@@ -117,10 +117,10 @@ def test_two_ranks_train_as_one_process_does(ranks, name):
     expected = trained(made(optimizer=OPTIMIZERS[name]))
     with started(ranks, servers=2) as on_both:
         both = on_both(lambda strategy: trained(made(strategy, OPTIMIZERS[name])))
-        for found in both:
-            assert_alike(found, expected)
-        for one, other in zip(both[0][4], both[1][4], strict=True):
-            np.testing.assert_array_equal(one, other, "dense weights are equal")
+        for results in both:
+            assert_alike(results, expected)
+        for weight, other in zip(both[0][4], both[1][4], strict=True):
+            np.testing.assert_array_equal(weight, other, "dense weights are equal")
         for server in on_both.running:
             (served,) = server._shards.tables
             assert served.table.iterations == 10, "one update in each step"
@@ -130,16 +130,16 @@ def test_two_ranks_train_as_one_process_does(ranks, name):
 def test_eager_and_multi_step_ranks_train_as_one_process(ranks, compiled):
     expected = trained(made())
     with started(ranks) as on_both:
-        for found in on_both(lambda strategy: trained(made(strategy, **compiled))):
-            assert_alike(found, expected)
+        for results in on_both(lambda strategy: trained(made(strategy, **compiled))):
+            assert_alike(results, expected)
 
 
 def test_a_rank_without_samples_touches_no_rows(ranks):
     """The last batch is of one sample; with Adam also a gradient of zeros would move a row."""
     expected = trained(made(optimizer="adam"), batch_size=11)
     with started(ranks) as on_both:
-        for found in on_both(lambda strategy: trained(made(strategy, "adam"), batch_size=11)):
-            assert_alike(found, expected)
+        for results in on_both(lambda strategy: trained(made(strategy, "adam"), batch_size=11)):
+            assert_alike(results, expected)
 
 
 def test_saved_rows_are_loaded_before_any_rank_goes_on(ranks, tmp_path):

@@ -29,17 +29,17 @@ def tensors():
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_values_survive_the_round_trip_through_server_vectors(servers, in_graph):
-    model, found = model_of(servers), variables()
+    model, targets = model_of(servers), variables()
 
     def there_and_back(given):
-        vectors = [one for server in range(servers) for one in tensors_for_server(server, given, model)]
+        vectors = [tensor for server in range(servers) for tensor in tensors_for_server(server, given, model)]
         answered = PushAnswerLayout(kinds_of(given, model), model)
         assert [vector.dtype for vector in vectors] == answered.dtypes
-        answered.assign_to(found, vectors)
+        answered.assign_to(targets, vectors)
 
     (tf.function(there_and_back) if in_graph else there_and_back)(tensors())
-    for one, other in zip(found, tensors(), strict=True):
-        np.testing.assert_array_equal(one.numpy(), other)
+    for variable, other in zip(targets, tensors(), strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other)
 
 
 def test_rows_go_to_the_server_that_has_them():
@@ -50,15 +50,15 @@ def test_rows_go_to_the_server_that_has_them():
     for server, places in enumerate(([0, 2], [1])):
         assert kinds[server][0] == "sparse"
         assert set(kinds[server][1:]) <= {"none"}
-        own, indices = tensors_for_server(server, gradients, model)
-        np.testing.assert_array_equal(own, rows.numpy()[places])
+        sent_rows, indices = tensors_for_server(server, gradients, model)
+        np.testing.assert_array_equal(sent_rows, rows.numpy()[places])
         assert indices.numpy().tolist() == [[299, 299], [0]][server]
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_rows_are_scattered(in_graph):
     """Rows of variables on two servers and on one are scattered; other variables are assigned."""
-    model, found = model_of(2), variables()
+    model, targets = model_of(2), variables()
     rows = tf.reshape(tf.range(300, dtype=tf.float32), (2, 150))
     given = [
         tf.IndexedSlices(rows, tf.constant([299, 300]), tf.constant(SHAPES[0])),
@@ -68,9 +68,9 @@ def test_rows_are_scattered(in_graph):
     ]
 
     def scatter():
-        tensors = [one for server in range(2) for one in tensors_for_server(server, given, model)]
-        PushAnswerLayout(kinds_of(given, model), model).assign_to(found, tensors)
+        tensors = [tensor for server in range(2) for tensor in tensors_for_server(server, given, model)]
+        PushAnswerLayout(kinds_of(given, model), model).assign_to(targets, tensors)
 
     (tf.function(scatter) if in_graph else scatter)()
-    for variable, expected in zip(found, given, strict=True):
+    for variable, expected in zip(targets, given, strict=True):
         np.testing.assert_array_equal(variable.numpy(), tf.convert_to_tensor(expected))

@@ -44,7 +44,7 @@ def test_evaluator_reads_weights_trained_by_worker(pushes):
             assert copy.evaluate(*DATA, verbose=0) == pytest.approx(expected, rel=1e-5)
             np.testing.assert_allclose(copy.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-4, atol=1e-6)
         report = links(model)[0].report()
-        assert [one.number for one in report.workers] == [0], "no server knows the evaluator"
+        assert [worker.number for worker in report.workers] == [0], "no server knows the evaluator"
 
 
 def test_each_version_is_evaluated_once():
@@ -55,9 +55,9 @@ def test_each_version_is_evaluated_once():
         evaluations = threading.Semaphore(0)
         seen = keras.callbacks.LambdaCallback()
         seen.on_test_end = lambda logs=None: evaluations.release()
-        found = []
+        results = []
         sidecar = tfdist.SidecarEvaluator(copy, DATA, callbacks=[seen], verbose=0)
-        thread = threading.Thread(target=lambda: found.extend(sidecar.start()), daemon=True)
+        thread = threading.Thread(target=lambda: results.extend(sidecar.start()), daemon=True)
         thread.start()
         assert evaluations.acquire(timeout=60)
         fit(model, epochs=2)
@@ -65,11 +65,11 @@ def test_each_version_is_evaluated_once():
         end(evaluator)
         thread.join(60)
         assert not thread.is_alive()
-        iterations = [one["iterations"] for one in found]
+        iterations = [result["iterations"] for result in results]
         assert iterations == sorted(set(iterations))
         assert (iterations[0], iterations[-1]) == (4, 12)
-        assert found[-1]["loss"] == pytest.approx(model.evaluate(*DATA, verbose=0)[0], rel=1e-5)
-        assert found[-1]["loss"] < found[0]["loss"]
+        assert results[-1]["loss"] == pytest.approx(model.evaluate(*DATA, verbose=0)[0], rel=1e-5)
+        assert results[-1]["loss"] < results[0]["loss"]
 
 
 def test_fit_evaluates_the_validation_data():

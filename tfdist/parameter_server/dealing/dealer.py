@@ -223,27 +223,27 @@ class Dealer:
         Raises:
             DealerError: the worker has not begun the epoch.
         """
-        one, current = self._workers.get(worker), self._epochs.get(epoch)
+        state, current = self._workers.get(worker), self._epochs.get(epoch)
         if current is None and self._is_past(epoch):
-            if one is not None:
-                one.is_idle = True  # others' last batches must not wait for this worker's first one of the next epoch
+            if state is not None:
+                state.is_idle = True  # others' last batches must not wait for this worker's first one of the next epoch
             return EpochOver()
-        if current is None or one is None or one.epoch != epoch:
+        if current is None or state is None or state.epoch != epoch:
             raise DealerError(f"worker {worker} has to begin {_name(epoch)} before it takes batches of it")
-        if request is not None and request <= one.request:
-            is_open = request == one.request and one.ticket in current.out
-            return current.batch(one.ticket) if is_open else WaitForBatch()
-        number = current.next() if len(one.held) < self._limit else None
-        one.is_idle = number is None and not one.held and not current.is_growing
+        if request is not None and request <= state.request:
+            is_open = request == state.request and state.ticket in current.out
+            return current.batch(state.ticket) if is_open else WaitForBatch()
+        number = current.next() if len(state.held) < self._limit else None
+        state.is_idle = number is None and not state.held and not current.is_growing
         if number is None:
             return WaitForBatch()
         ticket = self.next_ticket
         self.next_ticket += 1
         current.out[ticket] = worker, number
-        one.held.append(ticket)
-        one.ticket = ticket
+        state.held.append(ticket)
+        state.ticket = ticket
         if request is not None:
-            one.request = request
+            state.request = request
         return current.batch(ticket)
 
     def bring(self, epoch: EpochKey, number: int, content: Any) -> None:
@@ -301,8 +301,8 @@ class Dealer:
             worker: number of the worker that pushes.
             ticket: ticket of the batch that the gradients were computed on.
         """
-        one = self._workers.get(worker)
-        return one is not None and ticket in one.held
+        state = self._workers.get(worker)
+        return state is not None and ticket in state.held
 
     def is_committed(self, worker: int, ticket: int) -> bool:
         """Returns whether a ticket is among the worker's last committed ones, of which ``limit`` are remembered.
@@ -327,16 +327,16 @@ class Dealer:
             return
         if not self.may_commit(worker, ticket):
             raise DealerError(self.why_not(worker, ticket))
-        one = self._workers[worker]
-        one.held.remove(ticket)
+        state = self._workers[worker]
+        state.held.remove(ticket)
         self._committed.setdefault(worker, deque(maxlen=self._limit)).append(ticket)
-        current = self._epochs[one.epoch]
-        self._numbers[ticket] = one.epoch, current.out.pop(ticket)[1]
+        current = self._epochs[state.epoch]
+        self._numbers[ticket] = state.epoch, current.out.pop(ticket)[1]
         current.content.pop(self._numbers[ticket][1], None)
         for old in list(self._numbers)[: -_REMEMBERED * max(1, len(self._workers))]:
             del self._numbers[old]
         if current.is_committed:
-            del self._epochs[one.epoch]
+            del self._epochs[state.epoch]
 
     def why_not(self, worker: int, ticket: int) -> str:
         """Returns the text that tells why a push was refused.
@@ -358,9 +358,9 @@ class Dealer:
             ticket: ticket of the batch.
         """
         if self.may_commit(worker, ticket):
-            one = self._workers[worker]
-            one.held.remove(ticket)
-            current = self._epochs[one.epoch]
+            state = self._workers[worker]
+            state.held.remove(ticket)
+            current = self._epochs[state.epoch]
             current.again.append(current.out.pop(ticket)[1])
 
     def lost(self, worker: int) -> None:
@@ -369,9 +369,9 @@ class Dealer:
         Args:
             worker: task number of the worker; may be unknown.
         """
-        one = self._workers.get(worker)
-        if one is not None:
-            for ticket in list(one.held):
+        state = self._workers.get(worker)
+        if state is not None:
+            for ticket in list(state.held):
                 self.give_back(worker, ticket)
             del self._workers[worker]
 
@@ -381,10 +381,10 @@ class Dealer:
         Args:
             worker: task number of the worker; may be unknown.
         """
-        one = self._workers.get(worker)
+        state = self._workers.get(worker)
         self.lost(worker)
-        if one is not None and one.epoch in self._epochs:
-            self._go_on(worker, one.epoch)
+        if state is not None and state.epoch in self._epochs:
+            self._go_on(worker, state.epoch)
 
     @property
     def idle(self) -> frozenset[int]:
@@ -393,7 +393,7 @@ class Dealer:
         No worker may wait for an idle worker's clock: an idle worker pushes nothing before others commit, or before
         the next epoch.
         """
-        return frozenset(worker for worker, one in self._workers.items() if one.is_idle)
+        return frozenset(worker for worker, state in self._workers.items() if state.is_idle)
 
     def workers(self, epoch: EpochKey) -> frozenset[int]:
         """Returns the live workers that have begun an epoch, and none since.
@@ -401,7 +401,7 @@ class Dealer:
         Args:
             epoch: key of the epoch, which may be over.
         """
-        return frozenset(worker for worker, one in self._workers.items() if one.epoch == epoch)
+        return frozenset(worker for worker, state in self._workers.items() if state.epoch == epoch)
 
     def state(self, waiting: Collection[tuple[int, int]] = ()) -> dict[str, Any]:
         """Returns the state for a snapshot, as JSON values. Batches that workers have now count as not dealt.
@@ -423,7 +423,7 @@ class Dealer:
                 "again": [
                     *epoch.again,
                     *(number for _, number in epoch.out.values()),
-                    *(number for of, number in missing.values() if of == key),
+                    *(number for epoch_key, number in missing.values() if epoch_key == key),
                 ],
                 "members": sorted(epoch.members),
             }
@@ -449,13 +449,13 @@ class Dealer:
         """
         self._workers = {}
         self._epochs = {
-            (one["epoch"][0], one["epoch"][1]): _Epoch(
-                Plan(one["samples"], one["batch_size"], one["seed"]),
-                one["dealt"],
-                deque(one["again"]),
-                members=set(one["members"]),
+            (epoch["epoch"][0], epoch["epoch"][1]): _Epoch(
+                Plan(epoch["samples"], epoch["batch_size"], epoch["seed"]),
+                epoch["dealt"],
+                deque(epoch["again"]),
+                members=set(epoch["members"]),
             )
-            for one in state["epochs"]
+            for epoch in state["epochs"]
         }
         self._newest = None if state["newest"] is None else (state["newest"][0], state["newest"][1])
         self._committed = {worker: deque(tickets, self._limit) for worker, tickets in state["committed"]}
@@ -475,7 +475,7 @@ class Dealer:
 def _check_equal(worker: int, epoch: EpochKey, plan: Plan, first: Plan) -> None:
     """Raises `DealerError` if a worker's plan differs from the first worker's in more than the seed."""
     for what, own, others in (
-        ("samples", *("in a stream" if one.samples is None else one.samples for one in (plan, first))),
+        ("samples", *("in a stream" if compared.samples is None else compared.samples for compared in (plan, first))),
         ("a batch size of", plan.batch_size, first.batch_size),
         ("shuffle", plan.seed is not None, first.seed is not None),
     ):

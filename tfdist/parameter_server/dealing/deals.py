@@ -244,10 +244,10 @@ class DealerService:
     def _settle(self) -> None:
         """Answers the requests that can be answered now."""
         for worker, parked in list(self._parked.items()):
-            found = self._answer_to(parked.message)
-            if found is not None:
+            answer = self._answer_to(parked.message)
+            if answer is not None:
                 del self._parked[worker]
-                parked.answer(*found)
+                parked.answer(*answer)
         if (bringing := self._bringing) is not None:
             key = _epoch_of(bringing.message)
             if self._dealer.has_room(key):

@@ -139,8 +139,8 @@ class SharedEpochs:
             if self._plan != plan:  # another worker has begun an epoch again that the server had forgotten
                 plan, places = self._plan, self._order(epoch)
             self.taken += 1
-            found = parts if plan.samples is None else places[answer.start : answer.stop]
-            yield answer.ticket | (AFTER_PAUSE if pauses else 0), found
+            batch = parts if plan.samples is None else places[answer.start : answer.stop]
+            yield answer.ticket | (AFTER_PAUSE if pauses else 0), batch
             pauses = False
 
     def skip(self, ticket: int) -> None:

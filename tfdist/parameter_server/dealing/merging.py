@@ -93,8 +93,8 @@ def _difference(
 ) -> str | None:
     """Returns how a worker's metrics differ from those of the first worker; None if they do not."""
     described = [
-        [f"{rule} {array.dtype.name} {array.shape}" for rule, array in zip(one.rules, own, strict=True)]
-        for one, own in ((first, of_first), (message, arrays))
+        [f"{rule} {array.dtype.name} {array.shape}" for rule, array in zip(metrics.rules, values, strict=True)]
+        for metrics, values in ((first, of_first), (message, arrays))
     ]
     if described[0] == described[1]:
         return None

@@ -81,7 +81,7 @@ def places_of(tasks: Sequence[Task], hierarchy: PerHost | None) -> HierarchyRole
                 "address as in the workers' addresses, leave this server out, or raise roots= in "
                 f"{hierarchy}, as the first servers of the job are roots."
             )
-    joined = {number for own in workers.values() for number in own}
+    joined = {number for numbers in workers.values() for number in numbers}
     return HierarchyRoles(tuple(roots), workers, frozenset({*workers, *(set(training) - joined)}))
 
 

@@ -203,11 +203,11 @@ class HostShard(Shard):
         shapes = Shapes(message.shapes, [np.dtype(name) for name in message.dtypes])
         splits = is_elementwise(keras.saving.deserialize_keras_object(message.optimizer))
         model = Model(
-            [one.path for one in message.held],
+            [variable.path for variable in message.held],
             shapes.shapes,
             shapes.dtypes,
             len(self.above.roots),
-            [splits and one.constraint is None for one in message.held],
+            [splits and variable.constraint is None for variable in message.held],
         )
         model.name, model.described = message.model, begun.variables  # as the workers send them
         before = [message.model] * begun.occurrence + [""] * (begun.place - begun.occurrence)
@@ -243,15 +243,15 @@ class HostShard(Shard):
 
         return values
 
-    def _made(self, mirror: Mirror, model: Model, found: tuple[_FetchedValues, dict[tuple[int, int], int]]) -> None:
+    def _made(self, mirror: Mirror, model: Model, result: tuple[_FetchedValues, dict[tuple[int, int], int]]) -> None:
         """Takes over the roots' values and counts when the roots have the model. Workers may push from now on."""
-        fetched, counted = found
+        fetched, counted = result
         self.store, self.model, self._model = mirror, model.name, model
         self._take(fetched)
         self.sequences |= counted
         for worker, incarnation in self.incarnations.items():
-            one = self.ledger.workers[worker]
-            one.sequence = max(one.sequence, self.sequences.get((worker, incarnation), -1))
+            record = self.ledger.workers[worker]
+            record.sequence = max(record.sequence, self.sequences.get((worker, incarnation), -1))
         waiting, self._creating = self._creating, {}
         for (_, _, id), answer in waiting.items():
             answer(Done(id, self.ledger.version), ())
@@ -264,8 +264,8 @@ class HostShard(Shard):
         over = (False, False, None) if refused is None else (False, refused.is_over, refused.newest)
         for (_, _, id), answer in (*self._creating.items(), *self._asked.items()):
             answer(Refused(id, why, *over), ())
-        for one in self._parked:
-            one.answer(Refused(one.message.id, why), ())
+        for parked in self._parked:
+            parked.answer(Refused(parked.message.id, why), ())
         for worker in list(self.ledger.workers):
             self.ledger.leave(worker)
         for kept in (self._creating, self._asked, self._in_flight, self._active, self.incarnations, self.pushed):
@@ -287,13 +287,15 @@ class HostShard(Shard):
             assert self._uplink is not None
             assert self._model is not None
             self.ledger.version -= 1  # the roots count the updates
-            pushed = [self.pushed.pop(id(one)) for one in due]
+            pushed = [self.pushed.pop(id(push)) for push in due]
             shapes, model, rate = self.store.shapes, self._model, self.store.rate
-            joined = split_by_root(weighted_sum([one.gradients for one in pushed], weights(due), shapes), shapes, model)
-            parts = tuple((*one.source, known.sequence) for one, known in zip(pushed, due, strict=True))
+            joined = split_by_root(
+                weighted_sum([push.gradients for push in pushed], weights(due), shapes), shapes, model
+            )
+            parts = tuple((*push.source, known.sequence) for push, known in zip(pushed, due, strict=True))
             in_flight = {(worker, sequence) for worker, _, sequence in parts}
             self._in_flight |= in_flight
-            samples, read = sum(one.samples for one in due), min(one.read for one in pushed)
+            samples, read = sum(push.samples for push in due), min(push.read for push in pushed)
             work = partial(_stepped, shapes, joined, samples, rate, read, parts)
             self._uplink.ask(work, partial(self._counted, in_flight))
         self._answer_parked()
@@ -333,13 +335,13 @@ class HostShard(Shard):
             if message.what == "state":
                 state = session.state()
             elif message.what in ("averages", "final"):
-                found = session.averages() if message.what == "averages" else session.final()
-                state = TrainingState(shapes.layout().vectors(found))
+                values = session.averages() if message.what == "averages" else session.final()
+                state = TrainingState(shapes.layout().vectors(values))
             session.pull()
             return _fetched(session, shapes), state
 
-        def reply(found: tuple[_FetchedValues, TrainingState]) -> tuple[Message, list[np.ndarray]]:
-            fetched, state = found
+        def reply(result: tuple[_FetchedValues, TrainingState]) -> tuple[Message, list[np.ndarray]]:
+            fetched, state = result
             self._take(fetched)
             arrays = state.arrays() or fetched.vectors
             slots, scalars = state.names()
@@ -372,8 +374,8 @@ class HostShard(Shard):
         self._asked[key] = answer
         answer(Waiting(message.id, self.above.roots), ())
 
-        def then(found: Any) -> None:
-            answered = reply(found)
+        def then(result: Any) -> None:
+            answered = reply(result)
             if key in self._asked:
                 self._asked.pop(key)(*answered)
 
@@ -382,25 +384,25 @@ class HostShard(Shard):
 
     # Answers.
 
-    def _answer_or_park(self, one: ParkedMessage) -> None:
-        if isinstance(one.message, Pull) and self.store is not None:
-            self._pull(one.message, one.answer)
+    def _answer_or_park(self, parked: ParkedMessage) -> None:
+        if isinstance(parked.message, Pull) and self.store is not None:
+            self._pull(parked.message, parked.answer)
         else:
-            super()._answer_or_park(one)
+            super()._answer_or_park(parked)
 
-    def _may_be_answered(self, one: ParkedMessage) -> bool:
-        if isinstance(one.message, Push) and (one.message.worker, one.message.sequence) in self._in_flight:
+    def _may_be_answered(self, parked: ParkedMessage) -> bool:
+        if isinstance(parked.message, Push) and (parked.message.worker, parked.message.sequence) in self._in_flight:
             return False
-        return super()._may_be_answered(one)
+        return super()._may_be_answered(parked)
 
-    def _awaited_by(self, one: ParkedMessage) -> tuple[int, ...]:
-        return super()._awaited_by(one) or self.above.roots
+    def _awaited_by(self, parked: ParkedMessage) -> tuple[int, ...]:
+        return super()._awaited_by(parked) or self.above.roots
 
-    def _answer(self, one: ParkedMessage) -> None:
-        if isinstance(one.message, Pull):
-            self._pull(one.message, one.answer)
+    def _answer(self, parked: ParkedMessage) -> None:
+        if isinstance(parked.message, Pull):
+            self._pull(parked.message, parked.answer)
         else:
-            super()._answer(one)
+            super()._answer(parked)
 
 
 def _explained(error: Exception) -> str:

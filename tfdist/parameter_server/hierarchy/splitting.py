@@ -20,8 +20,8 @@ def split_by_root(gradients: PushedGradients, shapes: Shapes, model: Model) -> l
     if len(model.shapes) == 1:
         return [gradients]
     dense = shapes.layout(gradients.kinds).arrays(gradients.vectors)
-    found = []
-    for parts, own in zip(model.dealing.shards, model.shapes, strict=True):
+    by_root = []
+    for parts, root_shapes in zip(model.dealing.shards, model.shapes, strict=True):
         kinds = tuple(gradients.kinds[part.variable] for part in parts)
         arrays = [_rows(dense[part.variable], part) if part.variable in dense else None for part in parts]
         sparse = {
@@ -29,8 +29,8 @@ def split_by_root(gradients: PushedGradients, shapes: Shapes, model: Model) -> l
             for place, part in enumerate(parts)
             if part.variable in gradients.sparse
         }
-        found.append(PushedGradients(kinds, own.layout(kinds).vectors(arrays), sparse))
-    return found
+        by_root.append(PushedGradients(kinds, root_shapes.layout(kinds).vectors(arrays), sparse))
+    return by_root
 
 
 def _rows(array: np.ndarray, part: VariablePart) -> np.ndarray:
@@ -39,5 +39,5 @@ def _rows(array: np.ndarray, part: VariablePart) -> np.ndarray:
 
 def _named(rows: np.ndarray, indices: np.ndarray, part: VariablePart) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows that belong to a part, with their indices in it."""
-    own = (part.begin <= indices) & (indices < part.end)
-    return rows[own], indices[own] - part.begin
+    in_part = (part.begin <= indices) & (indices < part.end)
+    return rows[in_part], indices[in_part] - part.begin

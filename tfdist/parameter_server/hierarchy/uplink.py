@@ -56,7 +56,7 @@ class Uplink:
         self._thread = threading.Thread(target=self._run, name="tfdist-roots", daemon=True)
         self._thread.start()
 
-    def ask(self, work: Callable[[Session], Any], then: Callable[[Any], None] = lambda found: None) -> None:
+    def ask(self, work: Callable[[Session], Any], then: Callable[[Any], None] = lambda result: None) -> None:
         """Queues a job, which is done after all earlier jobs.
 
         Args:
@@ -88,6 +88,6 @@ class Uplink:
             if self._end is None:
                 self._post(partial(self._failed, error))
 
-    def _done(self, then: Callable[[Any], None], found: Any) -> None:
+    def _done(self, then: Callable[[Any], None], result: Any) -> None:
         if self._end is None:
-            then(found)
+            then(result)

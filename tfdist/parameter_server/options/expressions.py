@@ -41,12 +41,12 @@ def _value(node: ast.expr, known: Mapping[str, Callable[..., Any]]) -> Any:
             return -value
         case ast.Dict(keys, values) if all(key is not None for key in keys):
             pairs = zip(keys, values, strict=True)
-            return {_value(key, known): _value(one, known) for key, one in pairs if key is not None}
+            return {_value(key, known): _value(child, known) for key, child in pairs if key is not None}
         case ast.List(items):
-            return [_value(one, known) for one in items]
+            return [_value(child, known) for child in items]
         case ast.Tuple(items):
-            return tuple(_value(one, known) for one in items)
-        case ast.Call(ast.Name(name), arguments, keywords) if name in known and all(one.arg for one in keywords):
-            named = {str(one.arg): _value(one.value, known) for one in keywords}
-            return known[name](*(_value(one, known) for one in arguments), **named)
+            return tuple(_value(child, known) for child in items)
+        case ast.Call(ast.Name(name), arguments, keywords) if name in known and all(child.arg for child in keywords):
+            named = {str(child.arg): _value(child.value, known) for child in keywords}
+            return known[name](*(_value(child, known) for child in arguments), **named)
     raise ExpressionError(f"{ast.unparse(node)[:200]} is not one of tfdist's own choices with literal arguments")

@@ -91,15 +91,15 @@ def open_memory(where: MemoryLocation, size: int) -> mmap.mmap | None:
     try:
         if not os.readlink(path).startswith(_LINKS):
             return None
-        own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        if os.fstat(own).st_size != size:
+        if os.fstat(descriptor).st_size != size:
             return None
-        found = mmap.mmap(own, size)
+        memory = mmap.mmap(descriptor, size)
     except OSError:
         return None
     finally:
-        os.close(own)
-    return found if found[:_TOKEN_BYTES] == where.token else None
+        os.close(descriptor)
+    return memory if memory[:_TOKEN_BYTES] == where.token else None

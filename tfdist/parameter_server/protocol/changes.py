@@ -66,12 +66,12 @@ class Changes:
         number, count = edition
         if number != self._number or not 0 <= count <= self._count:
             return {}
-        found = {}
+        newer_rows = {}
         for place, rows in self._rows.items():
             if self._whole[place] > count:
                 continue
             newer = np.flatnonzero(rows > count)
             nbytes = self._row_bytes[place]
             if 2 * len(newer) * (nbytes + newer.itemsize) <= len(rows) * nbytes:
-                found[place] = newer
-        return found
+                newer_rows[place] = newer
+        return newer_rows

@@ -114,15 +114,15 @@ class ParameterEncoder(_DifferenceMethods):
             return kept or EncodedAnswer(values.kinds, values.arrays())
         if record is None or record.generation != message.has.generation:
             record = self._records[message.worker] = _WorkerCopy(message.has.generation)
-            found = self._whole(record, message, values)
+            answer = self._whole(record, message, values)
         else:
             record.count += 1
-            found = self._difference(record, message, values)
+            answer = self._difference(record, message, values)
         record.newest = message.sequence
-        record.answers[message.sequence] = found
+        record.answers[message.sequence] = answer
         while len(record.answers) > _REMEMBERED:
             record.answers.popitem(last=False)
-        return found
+        return answer
 
     def _whole(self, record: _WorkerCopy, message: Push, values: PushedGradients) -> EncodedAnswer:
         for place, array in self._dense(message, values).items():
@@ -157,7 +157,9 @@ class ParameterEncoder(_DifferenceMethods):
     def _dense(self, message: Push, values: PushedGradients) -> dict[int, np.ndarray]:
         """Returns, by variable, the values of those that may be compressed and of which the worker takes no rows."""
         arrays = self.shapes.layout(values.kinds).arrays(values.vectors)
-        return {place: one for place, one in arrays.items() if self.is_chosen(place) and place not in message.has.rows}
+        return {
+            place: array for place, array in arrays.items() if self.is_chosen(place) and place not in message.has.rows
+        }
 
 
 class ParameterDecoder(_DifferenceMethods):
@@ -212,6 +214,6 @@ class ParameterDecoder(_DifferenceMethods):
                 raise ValueError(f"a difference cannot be decoded: {error}") from error
             left[place] = has.astype(self.shapes.dtypes[place]).reshape(self.shapes.shapes[place])
         whole: tuple[Kind, ...] = tuple("dense" if kind == "packed" else kind for kind in kinds) or plain.kinds
-        found = [left.get(place) for place in range(len(whole))]
-        given = PushedGradients(whole, self.shapes.layout(whole).vectors(found), plain.sparse)
+        values = [left.get(place) for place in range(len(whole))]
+        given = PushedGradients(whole, self.shapes.layout(whole).vectors(values), plain.sparse)
         return EncodedAnswer(whole, given.arrays(), copy)

@@ -143,11 +143,11 @@ def _sum_of_kinds(pushes: Sequence[PushedGradients], weights: Sequence[float], s
     totals: list[np.ndarray | None] = []
     sparse = {}
     for place in range(len(shapes.shapes)):
-        given = [(own[place], weight) for own, weight in zip(dense, weights, strict=True) if place in own]
+        given = [(arrays[place], weight) for arrays, weight in zip(dense, weights, strict=True) if place in arrays]
         rows = [
             (push.sparse[place], weight) for push, weight in zip(pushes, weights, strict=True) if place in push.sparse
         ]
-        total = _summed([one for one, _ in given], [weight for _, weight in given]) if given else None
+        total = _summed([array for array, _ in given], [weight for _, weight in given]) if given else None
         if rows:
             together = _rows([pair for pair, _ in rows], [weight for _, weight in rows])
             if total is None:

@@ -78,8 +78,8 @@ class Memory:
         Returns:
             The memory; None if this process cannot open it; see `anonymous_memory.open_memory`.
         """
-        found = anonymous_memory.open_memory(where, size_of(shapes))
-        return None if found is None else cls(found, where, shapes)
+        memory = anonymous_memory.open_memory(where, size_of(shapes))
+        return None if memory is None else cls(memory, where, shapes)
 
     def updates(self) -> int:
         """Returns the number of updates that workers have made."""
@@ -158,17 +158,19 @@ class Writer:
             For each variable, indices of its rows, which may repeat; None if all rows may have changed.
         """
         self._updates = self.memory.updates()
-        found, is_known = [], True
+        changes, is_known = [], True
         for place in np.flatnonzero(self.memory.heads != self._seen):
             if place == self._place:
                 continue
             head, seen = int(self.memory.heads[place]), int(self._seen[place])
             is_known = is_known and head - seen <= RING // 2  # older ones may be overwritten during the read
-            found.append(self.memory.rings[place][np.arange(seen, head) % RING] if is_known else np.empty(0, np.int64))
+            changes.append(
+                self.memory.rings[place][np.arange(seen, head) % RING] if is_known else np.empty(0, np.int64)
+            )
             self._seen[place] = head
         if not is_known:
             return dict.fromkeys(variables)
-        rows = np.concatenate(found) if found else np.empty(0, np.int64)
+        rows = np.concatenate(changes) if changes else np.empty(0, np.int64)
         return {variable: _rows_of(rows, variable) for variable in variables}
 
     def _note(self, variable: int, rows: np.ndarray) -> None:
@@ -202,7 +204,7 @@ def _dtypes(shapes: Shapes) -> list[np.dtype]:
 
 def _places(shapes: Shapes) -> list[int]:
     """Returns the offset of each array, and of the end of the memory."""
-    found = [HEAD_BYTES]
+    offsets = [HEAD_BYTES]
     for shape, dtype in zip(_shapes(shapes), _dtypes(shapes), strict=True):
-        found.append(found[-1] + -(-prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT)
-    return found
+        offsets.append(offsets[-1] + -(-prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT)
+    return offsets

@@ -64,10 +64,10 @@ class Layout:
         Raises:
             ValueError: a vector has another dtype or length, or their number differs.
         """
-        found = [(vector.dtype.name, vector.shape) for vector in vectors]
+        actual = [(vector.dtype.name, vector.shape) for vector in vectors]
         expected = [(dtype.name, (length,)) for dtype, length in zip(self.dtypes, self.lengths, strict=True)]
-        if found != expected:
-            raise ValueError(f"vectors {found}; expected {expected}")
+        if actual != expected:
+            raise ValueError(f"vectors {actual}; expected {expected}")
 
     def array(self, place: int, vectors: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the array of one variable: a view of its vector.

@@ -62,8 +62,8 @@ class CompressionMethods:
     def __init__(self, policy: Policy, variables: Sequence[VariableSpec], shapes: Shapes) -> None:
         self.shapes = shapes
         self._schedules = [
-            chosen(policy, one.path, one.shape) if dtype.name in _FLOATS else None
-            for one, dtype in zip(variables, shapes.dtypes, strict=True)
+            chosen(policy, variable.path, variable.shape) if dtype.name in _FLOATS else None
+            for variable, dtype in zip(variables, shapes.dtypes, strict=True)
         ]
 
     def is_chosen(self, place: int) -> bool:
@@ -98,8 +98,8 @@ class Packer(CompressionMethods):
     def __init__(self, policy: Policy, variables: Sequence[VariableSpec], shapes: Shapes, worker: int) -> None:
         super().__init__(policy, variables, shapes)
         self._states = [
-            State(f"{place} {one.path}", seed=worker, shape=shape)
-            for place, (one, shape) in enumerate(zip(variables, shapes.shapes, strict=True))
+            State(f"{place} {variable.path}", seed=worker, shape=shape)
+            for place, (variable, shape) in enumerate(zip(variables, shapes.shapes, strict=True))
         ]
 
     def packed(self, gradients: PushedGradients, step: int) -> Packed | PushedGradients:
@@ -111,7 +111,7 @@ class Packer(CompressionMethods):
         """
         arrays = self.shapes.layout(gradients.kinds).arrays(gradients.vectors)
         methods = {place: self.at(place, step) for place in arrays}
-        payloads = {place: self._encoded(place, arrays[place], one) for place, one in methods.items() if one}
+        payloads = {place: self._encoded(place, arrays[place], method) for place, method in methods.items() if method}
         if not payloads:
             return gradients
         kinds: tuple[Kind, ...] = tuple(
@@ -153,14 +153,14 @@ class Unpacker(CompressionMethods):
         others: list[Kind] = ["none" if kind == "packed" else kind for kind in kinds]
         plain = PushedGradients.received(others, arrays[:cut], self.shapes)
         left = self.shapes.layout(others).arrays(plain.vectors)
-        found: list[np.ndarray | None] = [left.get(place) for place in range(len(kinds))]
+        gradients: list[np.ndarray | None] = [left.get(place) for place in range(len(kinds))]
         for place, payload in zip(packed, arrays[cut:], strict=True):
             try:
-                found[place] = self._decoded(place, payload, step)
+                gradients[place] = self._decoded(place, payload, step)
             except Exception as error:  # NumPy raises many types of errors for invalid bytes
                 raise ValueError(f"a packed gradient cannot be decoded: {error}") from error
         whole: tuple[Kind, ...] = tuple("dense" if kind == "packed" else kind for kind in kinds)
-        return PushedGradients(whole, self.shapes.layout(whole).vectors(found), plain.sparse)
+        return PushedGradients(whole, self.shapes.layout(whole).vectors(gradients), plain.sparse)
 
     def _decoded(self, place: int, payload: np.ndarray, step: int) -> np.ndarray:
         method, shape, dtype = self.at(place, step), self.shapes.shapes[place], self.shapes.dtypes[place]

@@ -70,30 +70,32 @@ class Programs:
         if chief is None:
             return []
         others = self.of if begun.worker == self._chief else [begun.worker]
-        found = []
+        differing = []
         for worker in others:
-            own = self.of[worker].models.get(begun.place)
-            if own is not None and (why := _difference(chief, self.of[worker], begun.place)) is not None:
-                found.append((own, why))
-        return found
+            message = self.of[worker].models.get(begun.place)
+            if message is not None and (why := _difference(chief, self.of[worker], begun.place)) is not None:
+                differing.append((message, why))
+        return differing
 
 
 def _difference(chief: Program, program: Program, place: int) -> str | None:
     """Explains how a model differs from the chief's at the same place; None if it does not, or if that is unknown."""
-    expected, own = chief.models.get(place), program.models[place]
-    if expected is None or expected.model == own.model or not (chief.is_first and program.is_first):
+    expected, begun = chief.models.get(place), program.models[place]
+    if expected is None or expected.model == begun.model or not (chief.is_first and program.is_first):
         return None
     rest = (
         "Every task must build the same models with the same optimizers, and train them in the same order, with the "
         "same number of parameter servers."
     )
-    for number, (of_chief, one) in enumerate(zip_longest(expected.variables, own.variables, fillvalue="none"), 1):
-        if of_chief != one:
+    for number, (of_chief, variable) in enumerate(
+        zip_longest(expected.variables, begun.variables, fillvalue="none"), 1
+    ):
+        if of_chief != variable:
             return (
-                f"another model than the chief's: variable {number} is {_quoted(one)}, the chief's is "
+                f"another model than the chief's: variable {number} is {_quoted(variable)}, the chief's is "
                 f"{_quoted(of_chief)}. {rest}"
             )
-    return f"this task trains the model {_quoted(own.model)}, but the chief trains {_quoted(expected.model)}. {rest}"
+    return f"this task trains the model {_quoted(begun.model)}, but the chief trains {_quoted(expected.model)}. {rest}"
 
 
 def _quoted(text: Sequence[str]) -> str:

@@ -61,17 +61,17 @@ def merge_reports(parts: list[ModelReport]) -> ModelReport:
     """
     workers = [
         WorkerReport(
-            own[0].number,
-            any(one.is_there for one in own),
-            any(one.is_active for one in own),
-            max(one.clock for one in own),
-            max(one.counted for one in own),
-            max(one.dropped for one in own),
-            sum(one.waited for one in own),
+            reports[0].number,
+            any(report.is_there for report in reports),
+            any(report.is_active for report in reports),
+            max(report.clock for report in reports),
+            max(report.counted for report in reports),
+            max(report.dropped for report in reports),
+            sum(report.waited for report in reports),
         )
-        for own in (
-            [one for part in parts for one in part.workers if one.number == number]
-            for number in sorted({one.number for part in parts for one in part.workers})
+        for reports in (
+            [report for part in parts for report in part.workers if report.number == number]
+            for number in sorted({report.number for part in parts for report in part.workers})
         )
     ]
     newest = max(parts, key=lambda part: sum(part.staleness.values()))

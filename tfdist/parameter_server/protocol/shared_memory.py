@@ -80,8 +80,8 @@ class Segment:
         Returns:
             The segment; None if this process cannot open it; see `anonymous_memory.open_memory`.
         """
-        found = anonymous_memory.open_memory(where, _size_of(area, slots)) if min(area, slots) > 0 else None
-        return None if found is None else cls(area, slots, found)
+        memory = anonymous_memory.open_memory(where, _size_of(area, slots)) if min(area, slots) > 0 else None
+        return None if memory is None else cls(area, slots, memory)
 
     def moved(self, slot: int, frames: Sequence[Any], is_answer: bool, number: int = -1) -> list[Any]:
         """Copies the arrays of a message into the segment, unless they are small or do not fit.

@@ -76,11 +76,11 @@ class TrainingState:
 
     def names(self) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
         """Returns the names of slots and scalars, in the order of `arrays`."""
-        return tuple(tuple(own) for own in self.slots), tuple(self.scalars)
+        return tuple(tuple(slots) for slots in self.slots), tuple(self.scalars)
 
     def arrays(self) -> list[np.ndarray]:
         """Returns all arrays: the values, the slots of each variable, the scalars."""
-        slots = [array for own in self.slots for array in own.values()]
+        slots = [array for variable_slots in self.slots for array in variable_slots.values()]
         return [*self.values, *slots, *self.scalars.values()]
 
     @classmethod
@@ -108,5 +108,5 @@ class TrainingState:
         rest = iter(arrays)
         values = [next(rest) for _ in range(variables)]
         return cls(
-            values, [{name: next(rest) for name in own} for own in slots], {name: next(rest) for name in scalars}
+            values, [{name: next(rest) for name in names} for names in slots], {name: next(rest) for name in scalars}
         )

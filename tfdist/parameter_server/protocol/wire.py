@@ -117,7 +117,7 @@ def _array(spec: Array, frame: Any) -> np.ndarray:
         raise InvalidMessageError(f"an array of dtype {spec.dtype[:40]!r}")
     if len(spec.shape) > MAX_DIMENSIONS:
         raise InvalidMessageError(f"an array of {len(spec.shape)} dimensions")
-    if min(spec.shape, default=0) < 0 or prod(max(one, 1) for one in spec.shape) > MAX_ELEMENTS:
+    if min(spec.shape, default=0) < 0 or prod(max(size, 1) for size in spec.shape) > MAX_ELEMENTS:
         raise InvalidMessageError(f"an array of shape {spec.shape}")
     view = memoryview(frame)
     if view.nbytes != spec.nbytes:

@@ -58,10 +58,10 @@ def append_shard(append: Append, key: Key, shard: Shard) -> None:
     """
     state = TrainingState([]) if shard.store is None else shard.store.state()
     slots, scalars = state.names()
-    pushed = [shard.pushed[id(one)] for one in shard.ledger.waiting]
+    pushed = [shard.pushed[id(push)] for push in shard.ledger.waiting]
     waiting = tuple(
-        PendingGradients(gradient, one.source[1], one.read, one.ticket, one.gradients.kinds)
-        for gradient, one in zip(shard.ledger.waiting, pushed, strict=True)
+        PendingGradients(gradient, push.source[1], push.read, push.ticket, push.gradients.kinds)
+        for gradient, push in zip(shard.ledger.waiting, pushed, strict=True)
     )
     append(
         ShardCopy,
@@ -77,7 +77,7 @@ def append_shard(append: Append, key: Key, shard: Shard) -> None:
         dict(shard.tickets.decisions),
         dict(shard.assigned.puts),
         waiting,
-        arrays=[*state.arrays(), *(array for one in pushed for array in one.gradients.arrays())],
+        arrays=[*state.arrays(), *(array for push in pushed for array in push.gradients.arrays())],
     )
 
 
@@ -107,14 +107,14 @@ def put_shard(shards: Shards, copy: ShardCopy, arrays: list[np.ndarray]) -> None
     shard.incarnations, shard.tickets.decisions, shard.assigned.puts = copy.incarnations, copy.decisions, copy.puts
     shard.sequences = sequences_of_rows(copy.sequences)
     rest = iter(arrays[cut:])
-    for one in copy.waiting:
+    for pending in copy.waiting:
         assert shard.store is not None
-        layout = shard.store.shapes.layout(one.kinds)
-        own = [next(rest) for _ in range(len(layout.dtypes) + 2 * one.kinds.count("sparse"))]
-        gradients = PushedGradients.received(one.kinds, own, shard.store.shapes)
-        ledger.waiting.append(one.gradient)
-        source = one.gradient.worker, one.incarnation
-        shard.pushed[id(one.gradient)] = PendingPush(source, one.read, gradients, one.ticket)
+        layout = shard.store.shapes.layout(pending.kinds)
+        gradient_arrays = [next(rest) for _ in range(len(layout.dtypes) + 2 * pending.kinds.count("sparse"))]
+        gradients = PushedGradients.received(pending.kinds, gradient_arrays, shard.store.shapes)
+        ledger.waiting.append(pending.gradient)
+        source = pending.gradient.worker, pending.incarnation
+        shard.pushed[id(pending.gradient)] = PendingPush(source, pending.read, gradients, pending.ticket)
 
 
 def append_programs(append: Append, shards: Shards) -> None:
@@ -170,7 +170,9 @@ def append_table(append: Append, served: ServedTable) -> None:
         served: the leader's table with its bookkeeping.
     """
     state = served.table.state()
-    senders = tuple((worker, one.incarnation, one.looked_up, one.updated) for worker, one in served.senders.items())
+    senders = tuple(
+        (worker, sender.incarnation, sender.looked_up, sender.updated) for worker, sender in served.senders.items()
+    )
     append(
         TableCopy,
         served.described,

@@ -85,8 +85,8 @@ class ServerReplica:
     def _do(self, entry: Entry, arrays: list[np.ndarray]) -> None:
         match entry:
             case WorkerMessage():
-                message, own = FROM_WORKER.decode(arrays)
-                self.shards.heard(_named(entry.peer), message, own, lambda answer, arrays: None)
+                message, payload = FROM_WORKER.decode(arrays)
+                self.shards.heard(_named(entry.peer), message, payload, lambda answer, arrays: None)
             case WorkerLost():
                 self.shards.lost(entry.worker)
             case TaskArrived():

@@ -102,9 +102,9 @@ class ParameterServer:
                 if self._line.socket in ready:
                     self._receive()
                 self._log.attend()
-                for one in (*self._shards, *self._shards.tables):
-                    if one.snapshots is not None and not one.snapshots.seconds_left:
-                        one.take_snapshot()
+                for shard_or_table in (*self._shards, *self._shards.tables):
+                    if shard_or_table.snapshots is not None and not shard_or_table.snapshots.seconds_left:
+                        shard_or_table.take_snapshot()
         finally:
             self._shards.close()
             self._log.close()
@@ -115,14 +115,14 @@ class ParameterServer:
 
     def _poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        for one in (self._line.socket, self._wake, self._log.socket):
-            if one is not None:
-                poller.register(one, zmq.POLLIN)
+        for polled_socket in (self._line.socket, self._wake, self._log.socket):
+            if polled_socket is not None:
+                poller.register(polled_socket, zmq.POLLIN)
         return poller
 
     def _milliseconds(self) -> int | None:
         """Returns the milliseconds until a snapshot is due or entries are sent again; None if nothing is due."""
-        kept = [one.snapshots for one in (*self._shards, *self._shards.tables)]
+        kept = [shard_or_table.snapshots for shard_or_table in (*self._shards, *self._shards.tables)]
         left = [snapshots.seconds_left for snapshots in kept if snapshots is not None]
         left += [] if self._log.seconds_left is None else [self._log.seconds_left]
         return 1 + int(1000 * min(left)) if left else None
@@ -137,7 +137,7 @@ class ParameterServer:
         def event() -> None:
             self._shards.lost(worker)
             self._log.append(WorkerLost, worker)
-            self._segments = {peer: one for peer, one in self._segments.items() if one.worker != worker}
+            self._segments = {peer: shared for peer, shared in self._segments.items() if shared.worker != worker}
 
         self.tell(event)
 

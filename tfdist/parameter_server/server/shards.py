@@ -181,8 +181,8 @@ class Shards:
 
     def close(self) -> None:
         """Writes last snapshots of all shards and tables."""
-        for one in (*self, *self.tables):
-            one.close()
+        for shard_or_table in (*self, *self.tables):
+            shard_or_table.close()
 
     def _set_idle(self, workers: frozenset[int]) -> None:
         for shard in self:

@@ -96,10 +96,10 @@ class Ledger:
         """
         self.awaited.discard(worker)
         self.workers.pop(worker, None)
-        one = self.workers[worker] = Worker(self.slowest(), self.round, sequence)
+        record = self.workers[worker] = Worker(self.slowest(), self.round, sequence)
         if any(gradient.worker == worker and gradient.round == self.round for gradient in self.waiting):
-            one.round = _next(self.round)  # its push of the current round counts already
-        return one.clock
+            record.round = _next(self.round)  # its push of the current round counts already
+        return record.clock
 
     def leave(self, worker: int) -> None:
         """Stops waiting for a worker. Its pushes still count."""
@@ -114,15 +114,15 @@ class Ledger:
             is_end: whether its call of `fit` has ended.
             number: id of the request; one that is not higher than all before is a duplicate.
         """
-        one = self.workers[worker]
+        record = self.workers[worker]
         if number is not None:
-            if number <= one.suspended:
+            if number <= record.suspended:
                 return
-            one.suspended = number
+            record.suspended = number
         if not self.synchronization.in_rounds:
-            one.is_active = False
+            record.is_active = False
         elif is_end:
-            one.round = (one.round[0] + 1, 0)
+            record.round = (record.round[0] + 1, 0)
 
     def set_idle(self, workers: frozenset[int]) -> None:
         """Sets which workers have no batch and wait for one. A worker that has a batch again joins the current round.
@@ -132,8 +132,8 @@ class Ledger:
         """
         for worker in self.idle - workers:
             if worker in self.workers:
-                one = self.workers[worker]
-                one.round = max(one.round, self.round)
+                record = self.workers[worker]
+                record.round = max(record.round, self.round)
         self.awaited -= workers  # they are there, but enter only with a batch, which may never come
         self.idle = workers
 
@@ -143,16 +143,16 @@ class Ledger:
         Returns:
             The worker's clock.
         """
-        one = self.workers[worker]
-        if not one.is_active:
-            one.clock = max(one.clock, self.slowest())
-            one.is_active = True
-        return one.clock
+        record = self.workers[worker]
+        if not record.is_active:
+            record.clock = max(record.clock, self.slowest())
+            record.is_active = True
+        return record.clock
 
     def slowest(self) -> int:
         """Returns the lowest clock of the active workers. Without any, it is the highest clock of all workers, or 0."""
-        active = [one.clock for one in self.workers.values() if one.is_active]
-        return min(active) if active else max((one.clock for one in self.workers.values()), default=0)
+        active = [worker.clock for worker in self.workers.values() if worker.is_active]
+        return min(active) if active else max((worker.clock for worker in self.workers.values()), default=0)
 
     def is_duplicate(self, worker: int, sequence: int) -> bool:
         """Returns whether a push has been counted already."""
@@ -171,15 +171,15 @@ class Ledger:
         Returns:
             The gradient to keep until it is applied; None if the push is dropped.
         """
-        one = self.workers[worker]
+        record = self.workers[worker]
         staleness = max(0, self.version - read)
         scale = self.synchronization.late.scale(staleness)
-        current = one.round
+        current = record.round
         if self.synchronization.in_rounds:  # a late worker goes on with the round of the others
-            one.sequence, one.clock, one.round = sequence, one.clock + 1, max(_next(current), self.round)
+            record.sequence, record.clock, record.round = sequence, record.clock + 1, max(_next(current), self.round)
             scale = None if current < self.round else scale or 0.0  # 0, not None: the round has to become complete
         else:
-            one.sequence, one.clock = sequence, max(clock, self.resume(worker)) + 1
+            record.sequence, record.clock = sequence, max(clock, self.resume(worker)) + 1
         if scale is None:
             self.dropped[worker] += 1
             return None
@@ -202,13 +202,13 @@ class Ledger:
         Returns:
             The gradient to keep until it is applied.
         """
-        one = self.workers[worker]
-        one.sequence = sequence
+        record = self.workers[worker]
+        record.sequence = sequence
         if decision.clock is not None:
-            one.clock, one.is_active = decision.clock, True
-        current = decision.round or one.round
+            record.clock, record.is_active = decision.clock, True
+        current = decision.round or record.round
         if self.synchronization.in_rounds:
-            one.round = max(one.round, _next(current))
+            record.round = max(record.round, _next(current))
         staleness = max(0, self.version - read)
         self.counted[worker] += 1
         self.staleness[staleness] += 1
@@ -223,7 +223,7 @@ class Ledger:
         """Removes and returns the waiting gradients that make the next update; returns none while some are missing."""
         if decided := [gradient for gradient in self.waiting if gradient.peers]:
             rounds = sorted({gradient.round for gradient in decided})
-            first = next((one for one in rounds if not self._missing(one)), rounds[0])
+            first = next((number for number in rounds if not self._missing(number)), rounds[0])
             ready = [gradient for gradient in self.waiting if gradient.round == first]
             later = [gradient for gradient in self.waiting if gradient.round != first]
             is_due = not self._missing(first)
@@ -253,7 +253,7 @@ class Ledger:
     def may_read(self, worker: int) -> bool:
         """Returns whether a worker may have the parameters for its next step."""
         if self.synchronization.in_rounds:
-            return all(one.worker != worker for one in self.waiting)
+            return all(gradient.worker != worker for gradient in self.waiting)
         lead = self.synchronization.lead()
         return lead is None or self.slowest() >= self.workers[worker].clock - lead
 
@@ -261,31 +261,31 @@ class Ledger:
         """Returns the workers that a worker has to wait for before it may read."""
         if self.may_read(worker):
             return set()
-        own = next((one for one in self.waiting if one.worker == worker and one.peers), None)
-        if own is not None:
-            return self._missing(own.round)
+        gradient = next((entry for entry in self.waiting if entry.worker == worker and entry.peers), None)
+        if gradient is not None:
+            return self._missing(gradient.round)
         if self.synchronization.in_rounds:
-            return self._members() - self.idle - {one.worker for one in self.waiting if one.round == self.round}
-        return {number for number, one in self.workers.items() if one.is_active and one.clock == self.slowest()}
+            return self._members() - self.idle - {entry.worker for entry in self.waiting if entry.round == self.round}
+        return {number for number, entry in self.workers.items() if entry.is_active and entry.clock == self.slowest()}
 
-    def _missing(self, of: Round) -> set[int]:
+    def _missing(self, number: Round) -> set[int]:
         """Returns the live workers whose gradients are missing in a round that another server has decided."""
-        there = [one for one in self.waiting if one.round == of]
-        peers = {worker for one in there for worker in one.peers}
-        return (peers & self.workers.keys()) - {one.worker for one in there}
+        there = [gradient for gradient in self.waiting if gradient.round == number]
+        peers = {worker for gradient in there for worker in gradient.peers}
+        return (peers & self.workers.keys()) - {gradient.worker for gradient in there}
 
     def _members(self) -> set[int]:
         """Returns the workers that the current round waits for: they have not finished this call of `fit`."""
-        return self.awaited | {number for number, one in self.workers.items() if one.round[0] <= self.round[0]}
+        return self.awaited | {number for number, worker in self.workers.items() if worker.round[0] <= self.round[0]}
 
     def _begin_fit(self) -> None:
         """Goes on to the next call of `fit` when all workers have finished the last one and its pushes are applied."""
-        if self.workers and not self._members() and all(one.round != self.round for one in self.waiting):
-            self.round = min(one.round[0] for one in self.workers.values()), 0
+        if self.workers and not self._members() and all(entry.round != self.round for entry in self.waiting):
+            self.round = min(entry.round[0] for entry in self.workers.values()), 0
 
 
-def _next(of: Round) -> Round:
-    return of[0], of[1] + 1
+def _next(number: Round) -> Round:
+    return number[0], number[1] + 1
 
 
 def weights(gradients: list[Gradient]) -> list[float]:

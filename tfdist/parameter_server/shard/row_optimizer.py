@@ -136,24 +136,29 @@ class _Block:
             noise = np.random.default_rng(0).normal(size=shape).astype(dtype)
             variable = keras.Variable(noise, dtype=dtype.name, name="rows")
             self.optimizer.build([variable])
-        scalars = [one for one in self.optimizer.variables if one.shape == ()]
-        slots = [one for one in self.optimizer.variables if one.shape != ()]
+        scalars = [keras_variable for keras_variable in self.optimizer.variables if keras_variable.shape == ()]
+        slots = [keras_variable for keras_variable in self.optimizer.variables if keras_variable.shape != ()]
         name = type(self.optimizer).__name__
-        if wrong := [tuple(one.shape) for one in slots if one.shape[0] != self.rows]:
+        if wrong := [tuple(keras_variable.shape) for keras_variable in slots if keras_variable.shape[0] != self.rows]:
             raise ValueError(
                 f"{name} keeps state of shape {wrong[0]} for a variable of shape {shape}, which is not one entry "
                 "for each row: it cannot update single rows of an embedding"
             )
-        self.initial = [_initial(name, to_array(one.value.value()), noise) for one in slots]
-        self.slot_shapes = [tuple(one.shape[1:]) for one in slots]
-        self.iterations = next(place for place, one in enumerate(scalars) if one is self.optimizer.iterations)
+        self.initial = [_initial(name, to_array(keras_variable.value.value()), noise) for keras_variable in slots]
+        self.slot_shapes = [tuple(keras_variable.shape[1:]) for keras_variable in slots]
+        self.iterations = next(
+            place for place, keras_variable in enumerate(scalars) if keras_variable is self.optimizer.iterations
+        )
         rate = self.optimizer.learning_rate
-        self.learning_rate = next((place for place, one in enumerate(scalars) if one is rate), -1)
+        self.learning_rate = next((place for place, keras_variable in enumerate(scalars) if keras_variable is rate), -1)
         self._variable = variable
         self._rows = [variable, *slots]
         self._scalars = scalars
         with tf.device("CPU:0"):
-            specs = [tf.TensorSpec(one.shape, one.dtype) for one in (variable, *self._rows, *scalars)]
+            specs = [
+                tf.TensorSpec(keras_variable.shape, keras_variable.dtype)
+                for keras_variable in (variable, *self._rows, *scalars)
+            ]
             self._step = tf.function(self._stepped, autograph=False).get_concrete_function(*specs)
 
     def new_slots(self, values: np.ndarray) -> list[np.ndarray]:
@@ -169,7 +174,7 @@ class _Block:
 
     def scalars(self) -> list[np.ndarray]:
         """Returns the values of the optimizer's variables that belong to no row."""
-        return [np.array(to_array(one.value.value())) for one in self._scalars]
+        return [np.array(to_array(scalar.value.value())) for scalar in self._scalars]
 
     def step(
         self, gradient: np.ndarray, rows: Sequence[np.ndarray], scalars: Sequence[np.ndarray]
@@ -187,7 +192,7 @@ class _Block:
         with tf.device("CPU:0"):
             step = self._step if _graphs_have_a_thread() else self._stepped
             step(*map(to_tensor, (gradient, *rows)), *map(tf.constant, scalars))
-            return [to_array(one.value.read_value()) for one in self._rows], self.scalars()
+            return [to_array(variable.value.read_value()) for variable in self._rows], self.scalars()
 
     def _stepped(self, gradient: Any, *state: Any) -> None:
         for variable, value in zip((*self._rows, *self._scalars), state, strict=True):

@@ -193,7 +193,7 @@ class Shard:
         """
         self.incarnations.pop(worker, None)
         self.ledger.leave(worker)
-        self._parked = [one for one in self._parked if one.message.worker != worker]
+        self._parked = [parked for parked in self._parked if parked.message.worker != worker]
         self._update()
         for part in self.parts:
             part.forget(worker)
@@ -223,9 +223,9 @@ class Shard:
             worker: task number of the worker.
             why: reason in words.
         """
-        for one in [one for one in self._parked if one.message.worker == worker]:
-            one.answer(Refused(one.message.id, why), ())
-            self._parked.remove(one)
+        for parked in [parked for parked in self._parked if parked.message.worker == worker]:
+            parked.answer(Refused(parked.message.id, why), ())
+            self._parked.remove(parked)
 
     def report(self, model: str, occurrence: int) -> ModelReport:
         """Returns a report of the shard's progress and traffic.
@@ -299,17 +299,17 @@ class Shard:
             if message.has_values
             else None
         )
-        found = self.snapshots.find(message.model, message.held) if self.snapshots is not None else None
-        if found is not None:
-            self.restore(found.progress)
+        snapshot = self.snapshots.find(message.model, message.held) if self.snapshots is not None else None
+        if snapshot is not None:
+            self.restore(snapshot.progress)
             for worker, incarnation in self.incarnations.items():
-                one = self.ledger.workers[worker]
-                one.sequence = max(one.sequence, self.sequences.get((worker, incarnation), -1))
+                record = self.ledger.workers[worker]
+                record.sequence = max(record.sequence, self.sequences.get((worker, incarnation), -1))
             state = TrainingState(
-                [part.value for part in found.parts], [part.slots for part in found.parts], found.scalars
+                [part.value for part in snapshot.parts], [part.slots for part in snapshot.parts], snapshot.scalars
             )
         self.model = message.model
-        self.is_restored = found is not None
+        self.is_restored = snapshot is not None
         if state is not None:
             self.make_store(message.held, message.optimizer, state)
             self.take_snapshot()
@@ -327,7 +327,7 @@ class Shard:
         """
         self.store = self.new_store(held, state, optimizer)
         pairs = zip(held, self.store.shapes.shapes, strict=True)
-        whole = [VariableSpec(one.path, (one.rows, *shape[1:]) if shape else ()) for one, shape in pairs]
+        whole = [VariableSpec(variable.path, (variable.rows, *shape[1:]) if shape else ()) for variable, shape in pairs]
         for part in self.parts:
             part.begin(whole, self.store.shapes)
 
@@ -355,7 +355,7 @@ class Shard:
             PartState(held.path, held.begin, held.end, held.rows, value, dict(slots))
             for held, value, slots in zip(self.store.held, state.values, state.slots, strict=True)
         )
-        waiting = [(one.source[0], one.ticket) for one in self.pushed.values() if one.ticket is not None]
+        waiting = [(push.source[0], push.ticket) for push in self.pushed.values() if push.ticket is not None]
         written = ShardState(
             self.model,
             self.store.config,
@@ -399,8 +399,8 @@ class Shard:
     def _received(self, message: Push, arrays: list[np.ndarray]) -> PushedGradients:
         assert self.store is not None
         decoded = (part.received(message, arrays) for part in self.parts)
-        found = next((gradients for gradients in decoded if gradients is not None), None)
-        return found or PushedGradients.received(message.kinds, arrays, self.store.shapes)
+        pushed = next((gradients for gradients in decoded if gradients is not None), None)
+        return pushed or PushedGradients.received(message.kinds, arrays, self.store.shapes)
 
     def _put(self, message: AssignValues, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None
@@ -433,15 +433,15 @@ class Shard:
         """Makes the updates that are due, and answers the requests that waited for them."""
         while due := self.ledger.due():
             assert self.store is not None
-            pushed = [self.pushed.pop(id(one)) for one in due]
+            pushed = [self.pushed.pop(id(push)) for push in due]
             gradients = [
-                self._corrected(one) if known.staleness else one.gradients
-                for one, known in zip(pushed, due, strict=True)
+                self._corrected(push) if known.staleness else push.gradients
+                for push, known in zip(pushed, due, strict=True)
             ]
             self.store.update(weighted_sum(gradients, weights(due), self.store.shapes))
             self.tickets.updated(due)
-            for one, known in zip(pushed, due, strict=True):
-                _note(self.applied, ((*one.source, known.sequence), *one.parts))
+            for push, known in zip(pushed, due, strict=True):
+                _note(self.applied, ((*push.source, known.sequence), *push.parts))
         self._answer_parked()
 
     def _corrected(self, pushed: PendingPush) -> PushedGradients:
@@ -452,35 +452,35 @@ class Shard:
             gradients = part.corrected(pushed.source[0], pushed.read, gradients, self.store.vectors)
         return gradients
 
-    def _answer_or_park(self, one: ParkedMessage) -> None:
+    def _answer_or_park(self, parked: ParkedMessage) -> None:
         """Answers a message, now or later. A repeated message replaces its earlier copy."""
-        mine = one.message.worker, one.message.id
+        mine = parked.message.worker, parked.message.id
         self._parked = [other for other in self._parked if (other.message.worker, other.message.id) != mine]
-        if self._may_be_answered(one):
-            self._answer(one)
+        if self._may_be_answered(parked):
+            self._answer(parked)
         else:
-            self._parked.append(one)
-            one.answer(Waiting(one.message.id, self._awaited_by(one)), ())
+            self._parked.append(parked)
+            parked.answer(Waiting(parked.message.id, self._awaited_by(parked)), ())
 
     def _answer_parked(self) -> None:
-        ready = [one for one in self._parked if self._may_be_answered(one)]
+        ready = [parked for parked in self._parked if self._may_be_answered(parked)]
         if ready:
-            self._parked = [one for one in self._parked if one not in ready]
-            for one in ready:
-                self._answer(one)
+            self._parked = [parked for parked in self._parked if parked not in ready]
+            for parked in ready:
+                self._answer(parked)
 
-    def _may_be_answered(self, one: ParkedMessage) -> bool:
+    def _may_be_answered(self, parked: ParkedMessage) -> bool:
         if self.store is None:
             return False
-        return isinstance(one.message, Pull) or self.ledger.may_read(one.message.worker)
+        return isinstance(parked.message, Pull) or self.ledger.may_read(parked.message.worker)
 
-    def _awaited_by(self, one: ParkedMessage) -> tuple[int, ...]:
+    def _awaited_by(self, parked: ParkedMessage) -> tuple[int, ...]:
         """Returns the workers that an answer waits for. Without values it waits for the chief, which gives them."""
-        return (0,) if self.store is None else tuple(sorted(self.ledger.awaited_by(one.message.worker)))
+        return (0,) if self.store is None else tuple(sorted(self.ledger.awaited_by(parked.message.worker)))
 
-    def _answer(self, one: ParkedMessage) -> None:
+    def _answer(self, parked: ParkedMessage) -> None:
         assert self.store is not None
-        message, clock = one.message, self.ledger.workers[one.message.worker].clock
+        message, clock = parked.message, self.ledger.workers[parked.message.worker].clock
         if isinstance(message, Pull):
             values, arrays = self._whole(message.id, message.what, clock)
         else:
@@ -489,10 +489,12 @@ class Shard:
             for part in self.parts:
                 part.sent(message.worker, self.ledger.version, self.store.vectors)
         self._traffic.sent += sum(array.nbytes for array in arrays)
-        self._traffic.waited[message.worker] += time.monotonic() - one.since
+        self._traffic.waited[message.worker] += time.monotonic() - parked.since
         if isinstance(message, Push) and message.ticket is not None:
-            values = msgspec.structs.replace(values, is_refused=one.is_refused, decision=self.tickets.decision(message))
-        one.answer(values, arrays)
+            values = msgspec.structs.replace(
+                values, is_refused=parked.is_refused, decision=self.tickets.decision(message)
+            )
+        parked.answer(values, arrays)
 
     def _whole(self, id: int, what: PullKind, clock: int) -> tuple[Values, list[np.ndarray]]:
         """Returns the answer to a pull or a read: whole values."""

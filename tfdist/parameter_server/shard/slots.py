@@ -44,10 +44,10 @@ def slots_of_built(optimizer: Any, variables: Sequence[Any]) -> list[Slot]:
         variables: the Keras variables that the optimizer was built on, in that order.
     """
     copy = type(optimizer).from_config(optimizer.get_config())
-    found = {id(slot.value): slot for slot in build(copy, variables)}
+    slots_of_copy = {id(slot.value): slot for slot in build(copy, variables)}
     pairs = zip(copy.variables, optimizer.variables, strict=True)
-    slots = [(found.get(id(of_copy)), own) for of_copy, own in pairs]
-    return [Slot(slot.variable, slot.name, own) for slot, own in slots if slot is not None]
+    slots = [(slots_of_copy.get(id(of_copy)), original) for of_copy, original in pairs]
+    return [Slot(slot.variable, slot.name, original) for slot, original in slots if slot is not None]
 
 
 def scalars_of(optimizer: Any, slots: Sequence[Slot]) -> dict[str, Any]:

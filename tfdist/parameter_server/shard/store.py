@@ -78,7 +78,7 @@ class Store(PrivateValues):
         self.config = optimizer
         self.shapes = Shapes([value.shape for value in state.values], [value.dtype for value in state.values])
         self._changes = Changes(self.shapes.shapes, [dtype.itemsize for dtype in self.shapes.dtypes])
-        self._apart: set[int] = {place for place, one in enumerate(held) if one.constraint is not None}
+        self._apart: set[int] = {place for place, part in enumerate(held) if part.constraint is not None}
         self._rate: float | None = None
         self._lazy: LazyRows | None = None
         self._make(state)
@@ -97,7 +97,9 @@ class Store(PrivateValues):
             kinds: kind of each variable's gradient; all are dense by default.
         """
         layout = self.shapes.layout(kinds)
-        read = {number: self._read(number) for number, one in enumerate(self._blocks) if one.places[0] in layout.spans}
+        read = {
+            number: self._read(number) for number, block in enumerate(self._blocks) if block.places[0] in layout.spans
+        }
         return self._in_vectors({number: to_array(value) for number, value in read.items()}, kinds)
 
     @property
@@ -124,10 +126,10 @@ class Store(PrivateValues):
 
     def averages(self) -> list[np.ndarray] | None:
         """Returns the moving averages of the values, in the layout of `vectors`; None if the optimizer keeps none."""
-        found = {slot.variable: slot.value for slot in self._slots if slot.name == "average"}
-        if not found:
+        averages = {slot.variable: slot.value for slot in self._slots if slot.name == "average"}
+        if not averages:
             return None
-        arrays = {number: to_array(found[number].value.read_value()) for number in range(len(self._blocks))}
+        arrays = {number: to_array(averages[number].value.read_value()) for number in range(len(self._blocks))}
         return self._in_vectors(arrays)
 
     def state(self) -> TrainingState:
@@ -139,7 +141,7 @@ class Store(PrivateValues):
             for place, part in zip(block.places, self._split(block, array), strict=True):
                 slots[place][slot.name] = part
         scalars = slots_of.scalars_of(self._optimizer, self._slots)
-        return TrainingState(values, slots, {name: np.array(one.numpy()) for name, one in scalars.items()})
+        return TrainingState(values, slots, {name: np.array(scalar.numpy()) for name, scalar in scalars.items()})
 
     def set_learning_rate(self, value: float) -> None:
         """Sets the optimizer's learning rate.
@@ -291,8 +293,8 @@ class Store(PrivateValues):
             return [self._variables(number).value.read_value() for number in numbers]
 
         specs = [
-            tf.TensorSpec(one.shape if kind == "dense" else (None, *one.shape[1:]), one.dtype)
-            for kind, one in zip(_of_arrays(kinds), given, strict=True)
+            tf.TensorSpec(array.shape if kind == "dense" else (None, *array.shape[1:]), array.dtype)
+            for kind, array in zip(_of_arrays(kinds), given, strict=True)
         ]
         made = tf.function(update, jit_compile=jit_compile).get_concrete_function(*specs)
         return lambda given: dict(zip(numbers, made(*given), strict=True))
@@ -325,12 +327,12 @@ class Store(PrivateValues):
         """Returns the variables in runs: each run is consecutive in a vector and is updated in the same way."""
         runs: list[list[int]] = []
         last: dict[np.dtype, int | None] = {}
-        for place, (one, dtype) in enumerate(zip(self.held, self.shapes.dtypes, strict=True)):
+        for place, (part, dtype) in enumerate(zip(self.held, self.shapes.dtypes, strict=True)):
             run = last.get(dtype)
             if place in self._apart:
                 runs.append([place])
                 last[dtype] = None
-            elif run is not None and self.held[runs[run][0]].decays == one.decays:
+            elif run is not None and self.held[runs[run][0]].decays == part.decays:
                 runs[run].append(place)
             else:
                 last[dtype] = len(runs)
@@ -366,8 +368,8 @@ class Store(PrivateValues):
         for number, array in arrays.items():
             span = layout.spans[self._blocks[number].places[0]]
             parts[span.vector].append((span.begin, array.reshape(-1)))
-        ordered = ([array for _, array in sorted(one, key=lambda pair: pair[0])] for one in parts)
-        return [one[0] if len(one) == 1 else np.concatenate(one) for one in ordered]
+        ordered = ([array for _, array in sorted(pieces, key=lambda pair: pair[0])] for pieces in parts)
+        return [pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for pieces in ordered]
 
 
 def _of_arrays(kinds: Sequence[Kind]) -> list[Kind]:

@@ -77,7 +77,7 @@ class Tickets:
         Args:
             made_of: the gradients of the update.
         """
-        peers = tuple(sorted({one.worker for one in made_of if one.scale}))
+        peers = tuple(sorted({gradient.worker for gradient in made_of if gradient.scale}))
         for known in made_of:
             sequence, decision = self.decisions.get(known.worker, (-1, None))
             if decision is not None and sequence == known.sequence and decision.round is not None:

@@ -67,7 +67,7 @@ def remove_superseded(folder: Path, server: int, servers: int, keep: int) -> Non
         OSError: a file cannot be removed.
     """
     files = snapshots_of(folder)
-    own = [file for file in files if (file.server, file.servers) == (server, servers)]
+    own_files = [file for file in files if (file.server, file.servers) == (server, servers)]
     described: dict[SnapshotName, Metadata | None] = {}
 
     def metadata(file: SnapshotName) -> Metadata | None:
@@ -88,9 +88,9 @@ def remove_superseded(folder: Path, server: int, servers: int, keep: int) -> Non
                     held.setdefault(part.path, []).append((part.begin, part.end))
         return all(_times_held(held.get(part.path, []), part.begin, part.end) >= keep for part in old.parts)
 
-    for file in [*own[keep:], *(file for file in files if file.servers != servers)]:
+    for file in [*own_files[keep:], *(file for file in files if file.servers != servers)]:
         # This server's own files mostly decide it, without opening the files of other servers.
-        if is_superseded(file, own) or is_superseded(file, files):
+        if is_superseded(file, own_files) or is_superseded(file, files):
             file.path.unlink(missing_ok=True)
 
 

@@ -51,7 +51,7 @@ class Snapshots:
         Raises:
             SnapshotError: the snapshots cannot be read, are of another model, or lack rows.
         """
-        state = sharded.read(self._folder, digest, [(one.path, one.begin, one.end) for one in held])
+        state = sharded.read(self._folder, digest, [(part.path, part.begin, part.end) for part in held])
         if state is not None:
             log.warning(
                 "tfdist: parameter server %d goes on from the snapshots in %s, with %d updates.",
@@ -68,12 +68,14 @@ class Snapshots:
         Args:
             folder: folder with one folder for each model.
         """
-        found = [one for model in folder.glob("*/") for one in snapshots_of(model) if one.server == 0]
-        for one in sorted(found, key=lambda name: name.path.stat().st_mtime_ns, reverse=True):
+        snapshots = [
+            snapshot for model in folder.glob("*/") for snapshot in snapshots_of(model) if snapshot.server == 0
+        ]
+        for snapshot in sorted(snapshots, key=lambda name: name.path.stat().st_mtime_ns, reverse=True):
             try:
-                deals = file.describe(one.path).deals
+                deals = file.describe(snapshot.path).deals
             except (SnapshotError, file.DamagedError, OSError) as error:
-                log.warning("tfdist: the snapshot %s is skipped: %s", one.path, error)
+                log.warning("tfdist: the snapshot %s is skipped: %s", snapshot.path, error)
                 continue
             if deals is not None:  # snapshots of tables have no dealer's state
                 return deals

@@ -155,19 +155,19 @@ class _Piece:
 
 def _read(folder: Path, digest: str, wanted: Sequence[Rows], damaged: dict[Path, str]) -> ShardState | None:
     try:
-        found = [file for file in snapshots_of(folder) if file.path not in damaged]
+        files = [file for file in snapshots_of(folder) if file.path not in damaged]
     except OSError as error:
         raise SnapshotError(
             f"the snapshots in {folder} cannot be read: {error.strerror}. Give a folder that all parameter servers can "
             "read and write."
         ) from error
-    if not found and not damaged:
+    if not files and not damaged:
         return None
     gaps: list[list[tuple[int, int]]] = [[(begin, end)] for _, begin, end in wanted]
     pieces: list[list[_Piece]] = [[] for _ in wanted]
     used: dict[SnapshotName, Metadata] = {}
     newest = 0
-    for file in found:
+    for file in files:
         if used and not any(gaps):
             break
         metadata = describe(file.path)
@@ -190,7 +190,7 @@ def _read(folder: Path, digest: str, wanted: Sequence[Rows], damaged: dict[Path,
     if any(gaps) or not used:
         if newest == 0 and not damaged:
             return None
-        raise SnapshotError(_missing(folder, wanted, gaps, found, damaged))
+        raise SnapshotError(_missing(folder, wanted, gaps, files, damaged))
     return _assembled(pieces, used)
 
 
@@ -231,14 +231,14 @@ def _missing(
     folder: Path,
     wanted: Sequence[Rows],
     gaps: list[list[tuple[int, int]]],
-    found: Sequence[SnapshotName],
+    files: Sequence[SnapshotName],
     damaged: dict[Path, str],
 ) -> str:
     lacking = [
         f"{path} [{begin}:{end}]" for (path, _, _), rows in zip(wanted, gaps, strict=True) for begin, end in rows
     ]
     more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-    readable = sorted({f"server {file.server} of {file.servers}" for file in found})
+    readable = sorted({f"server {file.server} of {file.servers}" for file in files})
     broken = f"; damaged: {', '.join(sorted(path.name for path in damaged))}" if damaged else ""
     return (
         f"the snapshots in {folder} lack rows of the model: {', '.join(lacking[:3]) or 'all'}{more}. Readable files: "

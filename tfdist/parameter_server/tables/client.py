@@ -62,10 +62,10 @@ class InProcess:
 
     def send(self, make: Callable[[int], TableMessage], arrays: Sequence[np.ndarray] = ()) -> tuple[str, Answered]:
         """Handles a message at once, and returns its answer as the request."""
-        found: list[Answered] = []
+        answers: list[Answered] = []
         message = make(next(self._numbers))
-        self._tables.heard(message, list(arrays), lambda answer, rows: found.append((answer, list(rows))))
-        return type(message).__name__, found[0]
+        self._tables.heard(message, list(arrays), lambda answer, rows: answers.append((answer, list(rows))))
+        return type(message).__name__, answers[0]
 
     def receive(self, request: tuple[str, Answered]) -> Answered:
         """Returns the answer to a message.
@@ -192,11 +192,11 @@ class TableClient:
         if self.cache is None or not create:
             return self._read(keys, create)
         with self._line.lock:
-            found = self.cache.find(keys)
-            if len(found.missing):
-                found.values[found.missing] = read = self._read(keys[found.missing], create)
-                self.cache.put(found, read)
-        return found.values
+            lookup = self.cache.find(keys)
+            if len(lookup.missing):
+                lookup.values[lookup.missing] = read = self._read(keys[lookup.missing], create)
+                self.cache.put(lookup, read)
+        return lookup.values
 
     def _read(self, keys: np.ndarray, create: bool) -> np.ndarray:
         """Reads the rows of keys from the servers; see `lookup`."""
@@ -317,11 +317,11 @@ class TableClient:
 
         try:
             sent = [
-                None if own is None else connection.send(made, own)
-                for connection, own in zip(self._line.connections, arrays, strict=True)
+                None if payload is None else connection.send(made, payload)
+                for connection, payload in zip(self._line.connections, arrays, strict=True)
             ]
             answers: list[Answered | None] = []
-            for server, (request, own) in enumerate(zip(sent, arrays, strict=True)):
+            for server, (request, payload) in enumerate(zip(sent, arrays, strict=True)):
                 connection = self._line.connections[server]
                 while request is not None:
                     try:
@@ -331,7 +331,7 @@ class TableClient:
                         if not error.refused.is_unknown:
                             raise
                     self._attach(server)
-                    request = connection.send(made, own or ())
+                    request = connection.send(made, payload or ())
                 else:
                     answers.append(None)
             return answers

@@ -106,16 +106,16 @@ class RowCache:
         self.found += len(keys) - len(missing)
         return CacheLookup(keys, slots, values, missing)
 
-    def put(self, found: CacheLookup, values: np.ndarray) -> None:
+    def put(self, lookup: CacheLookup, values: np.ndarray) -> None:
         """Caches rows that were read in this step, if their keys were used before; else records the keys only.
 
         Args:
-            found: result of the lookup.
+            lookup: result of the lookup.
             values: rows that it lacked, [missing, dim].
         """
-        slots = found.slots[found.missing]
+        slots = lookup.slots[lookup.missing]
         is_known = slots >= 0
-        known, new = slots[is_known], found.keys[found.missing[~is_known]][: self._policy.rows]
+        known, new = slots[is_known], lookup.keys[lookup.missing[~is_known]][: self._policy.rows]
         self._rows["values"][known] = values[is_known]
         self._rows["read"][known] = self._clock
         self._make_room(len(new))

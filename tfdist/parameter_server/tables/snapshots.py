@@ -81,13 +81,17 @@ class TableSnapshots:
                 continue
             wanted = [self.server] if servers == self.servers else range(servers)
             try:
-                found = sharded.read(self._folder, self._table, [(_part(one, servers), 0, 1) for one in wanted])
+                snapshot = sharded.read(
+                    self._folder, self._table, [(_part(server, servers), 0, 1) for server in wanted]
+                )
             except SnapshotError as error:
                 failure = failure or error
                 continue
-            if found is not None:
+            if snapshot is not None:
                 return TableState(
-                    found.optimizer, [part.slots for part in found.parts], sequences_of_rows(found.progress.applied)
+                    snapshot.optimizer,
+                    [part.slots for part in snapshot.parts],
+                    sequences_of_rows(snapshot.progress.applied),
                 )
         if failure is not None:
             raise failure

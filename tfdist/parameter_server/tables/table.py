@@ -255,15 +255,15 @@ class EmbeddingTable:
             ``slot0``, …, ``uses``, and ``ages`` (updates since the last use); ``waiting_keys``, ``waiting_uses`` and
             ``waiting_ages`` of keys without a row; and the optimizer's variables that belong to no row, ``scalar0``, …
         """
-        found: State = {f"scalar{place}": np.array(one) for place, one in enumerate(self._optimizer.scalars)}
+        state: State = {f"scalar{place}": np.array(scalar) for place, scalar in enumerate(self._optimizer.scalars)}
         for prefix, rows in (("", self._rows), ("waiting_", self._waiting)):
-            found[f"{prefix}keys"] = rows.keys.copy()
+            state[f"{prefix}keys"] = rows.keys.copy()
             for name in rows.columns:
                 if name == "last_used":
-                    found[f"{prefix}ages"] = self.iterations - rows[name]
+                    state[f"{prefix}ages"] = self.iterations - rows[name]
                 else:
-                    found[f"{prefix}{name}"] = rows[name].copy()
-        return found
+                    state[f"{prefix}{name}"] = rows[name].copy()
+        return state
 
     def restore(self, states: Sequence[Mapping[str, np.ndarray]], server: int = 0, servers: int = 1) -> None:
         """Replaces the whole state by this server's share of a snapshot, which any number of servers may have made.
@@ -281,12 +281,14 @@ class EmbeddingTable:
             raise ValueError("a snapshot of an embedding needs the state of one server at least; got none")
         expected = {name: (array.dtype, array.shape[1:]) for name, array in self.state().items()}
         for state in states:
-            found = {name: (array.dtype, array.shape[1:]) for name, array in state.items()}
-            if found != expected:
-                wrong = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+            actual = {name: (array.dtype, array.shape[1:]) for name, array in state.items()}
+            if actual != expected:
+                wrong = sorted(
+                    name for name in actual.keys() | expected.keys() if actual.get(name) != expected.get(name)
+                )
                 raise ValueError(
                     f"the snapshot is of another embedding or optimizer: {wrong[0]} is "
-                    f"{_described(found.get(wrong[0]))}; expected {_described(expected.get(wrong[0]))}"
+                    f"{_described(actual.get(wrong[0]))}; expected {_described(expected.get(wrong[0]))}"
                 )
         newest = max(states, key=lambda state: int(state[f"scalar{self._optimizer.iterations_place}"]))
         self._clear()

@@ -216,10 +216,10 @@ class Tables:
             served = self._tables[message.table] = self._made(message)
             served.take_snapshot()
         for name in ("dim", "dtype", "initial", "policy", "workers"):
-            expected, found = getattr(served.described, name), getattr(message, name)
-            if expected != found:
+            expected, given = getattr(served.described, name), getattr(message, name)
+            if expected != given:
                 raise ValueError(
-                    f"expected {name} {expected}, as on worker {served.described.worker}; got {found}. Every task must "
+                    f"expected {name} {expected}, as on worker {served.described.worker}; got {given}. Every task must "
                     "build the same layers in the same order, or give them names."
                 )
         counts = message.worker == _CHIEF or served.optimizer is None
@@ -238,19 +238,19 @@ class Tables:
     def _made(self, message: AttachTable) -> ServedTable:
         """Makes a table, from a snapshot if there is one."""
         snapshots = None if self._snapshots is None else self._snapshots(message.table)
-        found = None if snapshots is None else snapshots.find()
+        snapshot = None if snapshots is None else snapshots.find()
         if not (1 <= message.dim <= _MOST_COLUMNS and 0 <= message.workers <= _MOST_WORKERS):
             raise ValueError(
                 f"{message.dim} columns, or {message.workers} workers that update together, are out of range"
             )
-        known = message.optimizer if found is None else found.optimizer or None
+        known = message.optimizer if snapshot is None else snapshot.optimizer or None
         optimizer = deepcopy(known or placeholder())  # Keras changes the dictionary that it deserializes
         table = EmbeddingTable(message.dim, optimizer, message.initial, message.policy, message.dtype)
         together = Round(range(message.workers)) if message.workers else None
-        served = ServedTable(message, table, known, snapshots, is_restored=found is not None, round=together)
-        if snapshots is not None and found is not None:
-            table.restore(found.states, snapshots.server, snapshots.servers)
-            served.sequences.update(found.sequences)
+        served = ServedTable(message, table, known, snapshots, is_restored=snapshot is not None, round=together)
+        if snapshots is not None and snapshot is not None:
+            table.restore(snapshot.states, snapshots.server, snapshots.servers)
+            served.sequences.update(snapshot.sequences)
             log.warning(
                 "tfdist: parameter server %d goes on from snapshots of the table %s, with %d rows and %d updates.",
                 snapshots.server,

@@ -42,14 +42,14 @@ def take(
     Raises:
         MessageRefusedError: the chief trains another model.
     """
-    answer, found = connection.request(lambda id: message(id, ()))
+    answer, received = connection.request(lambda id: message(id, ()))
     if message(0, ()).worker != CHIEF:
         if not answer.is_known:
             log.warning(
                 "tfdist: the chief is gone, and the parameter server does not have its non-trainable weights: this "
                 "worker begins with its own."
             )
-        return dict(zip(answer.places, found, strict=True))
+        return dict(zip(answer.places, received, strict=True))
     if answer.places:
         lacking = answer.places
         connection.request(lambda id: message(id, lacking), [arrays[place] for place in lacking])
@@ -87,7 +87,7 @@ class LayerStateStore:
         if message.worker == CHIEF:
             self._keep(message, arrays, answer)
             for other, why in self.programs.differences(message):
-                for parked in [one for one in self._parked if one[0].worker == other.worker]:
+                for parked in [request for request in self._parked if request[0].worker == other.worker]:
                     self._parked.remove(parked)
                     parked[1](Refused(parked[0].id, why), ())
             self._parked = [parked for parked in self._parked if not self._answered(*parked)]
@@ -95,14 +95,16 @@ class LayerStateStore:
         for _, why in self.programs.differences(message):
             answer(Refused(message.id, why), ())
             return
-        self._parked = [one for one in self._parked if (one[0].worker, one[0].id) != (message.worker, message.id)]
+        self._parked = [
+            request for request in self._parked if (request[0].worker, request[0].id) != (message.worker, message.id)
+        ]
         if not self._answered(message, answer, may_be_newer=not program.is_first):
             self._parked.append((message, answer))
             answer(Waiting(message.id, (CHIEF,)), ())
 
     def lost(self, worker: int) -> None:
         """Forgets the requests of a worker that is gone. If it is the chief, waiting workers keep their own weights."""
-        self._parked = [one for one in self._parked if one[0].worker != worker]
+        self._parked = [request for request in self._parked if request[0].worker != worker]
         if worker == CHIEF:
             for message, answer in self._parked:
                 answer(StateDiffers(message.id, (), is_known=False), ())
@@ -112,11 +114,11 @@ class LayerStateStore:
         for place, array in zip(message.given, arrays, strict=False):
             if 0 <= place < len(message.digests) and digest(array) == message.digests[place]:
                 self.arrays[message.digests[place]] = array.copy()
-        lacking = tuple(place for place, one in enumerate(message.digests) if one not in self.arrays)
+        lacking = tuple(place for place, array_digest in enumerate(message.digests) if array_digest not in self.arrays)
         if not lacking:
             self.digests[message.model, message.occurrence] = message.digests
-            used = {one for digests in self.digests.values() for one in digests}
-            self.arrays = {one: array for one, array in self.arrays.items() if one in used}
+            used = {array_digest for digests in self.digests.values() for array_digest in digests}
+            self.arrays = {array_digest: array for array_digest, array in self.arrays.items() if array_digest in used}
         answer(StateDiffers(message.id, lacking), ())
 
     def _answered(self, message: CompareState, answer: Answer, may_be_newer: bool = False) -> bool:
@@ -129,13 +131,13 @@ class LayerStateStore:
         """
         given = self.digests.get((message.model, message.occurrence))
         if given is None and may_be_newer:
-            given = next((one for key, one in reversed(self.digests.items()) if key[0] == message.model), None)
+            given = next((digests for key, digests in reversed(self.digests.items()) if key[0] == message.model), None)
         if given is None and not self._is_chief_there():
             answer(StateDiffers(message.id, (), is_known=False), ())
             return True
         if given is None:
             return False
         pairs = enumerate(zip(given, message.digests, strict=False))
-        differing = [place for place, (of_chief, own) in pairs if of_chief != own]
+        differing = [place for place, (of_chief, of_worker) in pairs if of_chief != of_worker]
         answer(StateDiffers(message.id, tuple(differing)), [self.arrays[given[place]] for place in differing])
         return True

@@ -84,7 +84,7 @@ class Model:
         """
         whole = [VariableSpec(path, shape) for path, shape in zip(self.paths, self._shapes, strict=True)]
         return [
-            ParameterDecoder(compression, [whole[one.variable] for one in parts], shapes)
+            ParameterDecoder(compression, [whole[part.variable] for part in parts], shapes)
             for parts, shapes in zip(self.dealing.shards, self.shapes, strict=True)
         ]
 
@@ -97,7 +97,7 @@ class Model:
         """
         whole = [VariableSpec(path, shape) for path, shape in zip(self.paths, self._shapes, strict=True)]
         return [
-            Packer(compression, [whole[one.variable] for one in parts], shapes, worker)
+            Packer(compression, [whole[part.variable] for part in parts], shapes, worker)
             for parts, shapes in zip(self.dealing.shards, self.shapes, strict=True)
         ]
 
@@ -132,29 +132,31 @@ class Model:
         ]
         return TrainingState([_rows(state.values[part.variable], part) for part in parts], slots, state.scalars)
 
-    def whole(self, found: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    def whole(self, shard_arrays: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         """Joins the arrays of the variables' parts into one for each variable.
 
         Args:
-            found: by server, an array for each part.
+            shard_arrays: by server, an array for each part.
         """
         parts: list[list[tuple[int, np.ndarray]]] = [[] for _ in self._shapes]
-        for shard, arrays in zip(self.dealing.shards, found, strict=True):
+        for shard, arrays in zip(self.dealing.shards, shard_arrays, strict=True):
             for part, array in zip(shard, arrays, strict=True):
                 parts[part.variable].append((part.begin, array))
         return [
-            own[0][1] if len(own) == 1 else np.concatenate([array for _, array in sorted(own, key=lambda one: one[0])])
-            for own in parts
+            pieces[0][1]
+            if len(pieces) == 1
+            else np.concatenate([array for _, array in sorted(pieces, key=lambda piece: piece[0])])
+            for pieces in parts
         ]
 
 
 def _unique(paths: Sequence[str]) -> list[str]:
     seen: Counter[str] = Counter()
-    found = []
+    unique = []
     for path in map(unnumbered, paths):
-        found.append(f"{path}#{seen[path]}" if seen[path] else path)
+        unique.append(f"{path}#{seen[path]}" if seen[path] else path)
         seen[path] += 1
-    return found
+    return unique
 
 
 def _digest(described: list[object]) -> str:

@@ -55,11 +55,15 @@ class Observer(Session):
     def newest_version(self) -> int:
         """Returns the number of updates that the servers' parameters contain now, on the server with the fewest."""
         reports = [report for report, _ in self._answers(lambda server, id: Inspect(id))]
-        found = [max((one.occurrence, one.version) for one in own) for report in reports if (own := self._own(report))]
-        return min((version for _, version in found), default=0)
+        newest = [
+            max((shard.occurrence, shard.version) for shard in shards)
+            for report in reports
+            if (shards := self._own(report))
+        ]
+        return min((version for _, version in newest), default=0)
 
     def _own(self, report: ServerReport) -> list[ModelReport]:
-        return [one for one in report.models if one.model == self._model.name]
+        return [shard for shard in report.models if shard.model == self._model.name]
 
     def step(self, gradients: Sequence[PushedGradients | Packed], *arguments: Any, **options: Any) -> Vectors:
         """Raises an error, because an evaluator pushes nothing.

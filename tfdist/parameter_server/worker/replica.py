@@ -74,21 +74,21 @@ class Replica:
             call, and their indices in ascending order.
         """
         changed: dict[int, list[np.ndarray] | None] = {place: [] for place in self._kept}
-        for edition, one in self._queue:
+        for edition, answer in self._queue:
             if self._is_older(edition):
                 continue  # it was overtaken: the newer answer before it has all of its rows
-            if self._edition is not None or not one.sparse:
+            if self._edition is not None or not answer.sparse:
                 self._edition = edition
-            self._newest = one
+            self._newest = answer
             for place, kept in self._kept.items():
                 known = changed[place]
-                if place in one.sparse:
-                    rows, indices = one.sparse[place]
+                if place in answer.sparse:
+                    rows, indices = answer.sparse[place]
                     kept[indices] = rows
                     if known is not None:
                         known.append(indices)
                 else:
-                    kept[...] = self._shapes.layout(one.kinds).array(place, one.vectors)
+                    kept[...] = self._shapes.layout(answer.kinds).array(place, answer.vectors)
                     changed[place] = None
         self._queue.clear()
         newer: list[np.ndarray] = []

@@ -293,14 +293,14 @@ class Session:
             copy.forget()
         values = self._model.whole([state.values for state in states])
         slots: list[dict[str, np.ndarray]] = [{} for _ in values]
-        for name in dict.fromkeys(name for state in states for own in state.slots for name in own):
+        for name in dict.fromkeys(name for state in states for by_name in state.slots for name in by_name):
             missing = np.empty(0)
-            found = self._model.whole([[own.get(name, missing) for own in state.slots] for state in states])
-            for own, array, value in zip(slots, found, values, strict=True):
+            joined = self._model.whole([[by_name.get(name, missing) for by_name in state.slots] for state in states])
+            for by_name, array, value in zip(slots, joined, values, strict=True):
                 if array.shape == value.shape:
-                    own[name] = array
+                    by_name[name] = array
         return TrainingState(
-            values, slots, max((state.scalars for state in states), key=lambda one: int(one["iteration"]))
+            values, slots, max((state.scalars for state in states), key=lambda scalars: int(scalars["iteration"]))
         )
 
     def memories(self) -> list[OpenedMemory]:
@@ -318,13 +318,18 @@ class Session:
         """Returns what the servers have done so far for the model."""
         key = self._model.name, self._occurrence
         reports = [report for report, _ in self._answers(lambda server, id: Inspect(id))]
-        return merge_reports([one for report in reports for one in report.models if (one.model, one.occurrence) == key])
+        return merge_reports(
+            [shard for report in reports for shard in report.models if (shard.model, shard.occurrence) == key]
+        )
 
     def whole(self, vectors: Vectors) -> list[np.ndarray]:
         """Returns the variables' arrays, joined from vectors of their parts."""
         layouts = [shapes.layout() for shapes in self._model.shapes]
         return self._model.whole(
-            [list(layout.arrays(own).values()) for layout, own in zip(layouts, vectors, strict=True)]
+            [
+                list(layout.arrays(server_vectors).values())
+                for layout, server_vectors in zip(layouts, vectors, strict=True)
+            ]
         )
 
     def suspend(self, is_end: bool = False) -> None:
@@ -433,15 +438,15 @@ class Session:
     def _received(self, answers: Sequence[tuple[Any, list[np.ndarray]]]) -> None:
         """Queues the values of all servers, and notes their versions."""
         vectors = self._noted(answers)
-        for server, (replica, (answer, _), own) in enumerate(zip(self._replicas, answers, vectors, strict=True)):
+        for server, (replica, (answer, _), arrays) in enumerate(zip(self._replicas, answers, vectors, strict=True)):
             kinds = answer.kinds
             try:
                 if self._copies and answer.copy is None:
                     self._copies[server].forget()
                 elif self._copies:
-                    whole = self._copies[server].received(kinds, own, answer.copy)
-                    kinds, own = whole.kinds, whole.arrays
-                replica.receive(answer.edition, kinds, own)
+                    whole = self._copies[server].received(kinds, arrays, answer.copy)
+                    kinds, arrays = whole.kinds, whole.arrays
+                replica.receive(answer.edition, kinds, arrays)
             except ValueError as error:
                 raise TfdistError(f"ps {server} has answered with values that do not fit: {error}") from None
 
@@ -473,14 +478,14 @@ class Session:
             (server, _PendingMessage(self._connections[server], functools.partial(make, server), given[server]))
             for server in (range(len(self._connections)) if servers is None else servers)
         ]
-        for server, one in sent:
-            self._unanswered[server].append(one)
+        for server, message in sent:
+            self._unanswered[server].append(message)
 
-        def receive(server: int, one: _PendingMessage) -> tuple[Any, list[np.ndarray]]:
+        def receive(server: int, message: _PendingMessage) -> tuple[Any, list[np.ndarray]]:
             try:
                 while True:
                     try:
-                        return self._connections[server].receive(one.request)
+                        return self._connections[server].receive(message.request)
                     except MessageRefusedError as error:
                         if not error.refused.is_unknown:
                             raise
@@ -490,9 +495,9 @@ class Session:
                     for other in self._unanswered[server]:  # in their order: after a later push, this one is a copy
                         other.send()
             finally:
-                self._unanswered[server].remove(one)
+                self._unanswered[server].remove(message)
 
-        return lambda: [receive(server, one) for server, one in sent]
+        return lambda: [receive(server, message) for server, message in sent]
 
 
 class _PendingMessage:

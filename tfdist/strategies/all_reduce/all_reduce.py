@@ -125,18 +125,18 @@ class AllReduceStrategy(Processes):
 
             beside_all_reduce.serve(cluster, timeouts)
             sys.exit()
-        own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, algorithm, group)
-        compressor = None if compression is None else Compressor(compression, own.rank, own.size)
+        engine_group, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, algorithm, group)
+        compressor = None if compression is None else Compressor(compression, engine_group.rank, engine_group.size)
         tables = None
         if cluster is not None and cluster.is_elastic and cluster.rank is not None:
             from tfdist.strategies.servers import beside_all_reduce  # jobs without servers do not load this
 
-            tables = beside_all_reduce.tables(cluster, own, timeouts)
+            tables = beside_all_reduce.tables(cluster, engine_group, timeouts)
         options = compressor, check_weights, not sum_sparse_rows, tables, "CPU:0" if cpu_relocation else None
         if delay and len(chosen) > 1:
             raise ValueError(f"AllReduceStrategy(delay=1) needs one device in each process; got {chosen}")
         made = DelayedExtended if delay else AllReduceExtended
-        super().__init__(made(self, own, chosen, *options))
+        super().__init__(made(self, engine_group, chosen, *options))
 
     def settle(self, model: keras.Model) -> None:
         """Makes the last update of a model, if ``delay`` is 1; otherwise does nothing. All processes call this.

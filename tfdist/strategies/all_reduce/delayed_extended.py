@@ -25,27 +25,27 @@ class DelayedExtended(AllReduceExtended, DelaysUpdates):
 
     def delayed_sums(self, optimizer: Any, variables: list[Any]) -> DelayedSums:
         """Returns the delayed sums of an optimizer; makes them at the first call."""
-        found = self._sums.get(optimizer)
-        if found is None:
+        sums = self._sums.get(optimizer)
+        if sums is None:
             number = self.group.number("optimizer that is late")
             name = f"late gradients of optimizer {number}"
-            found = self._sums[optimizer] = DelayedSums(self.group, name, variables, self.compressor)
-        if [id(one) for one in found.variables] != [id(one) for one in variables]:
+            sums = self._sums[optimizer] = DelayedSums(self.group, name, variables, self.compressor)
+        if [id(one) for one in sums.variables] != [id(one) for one in variables]:
             raise ValueError(
                 f"AllReduceStrategy(delay=1): the optimizer {optimizer.name} got gradients of "
-                f"{[one.path for one in variables]}, but in another step of {[one.path for one in found.variables]}: "
+                f"{[one.path for one in variables]}, but in another step of {[one.path for one in sums.variables]}: "
                 "give it the gradients of all its variables in each step, or use one optimizer for each kind of step"
             )
-        return found
+        return sums
 
     def delayed_of(self, model: Any) -> list[tuple[Any, DelayedSums]]:
         """Returns the optimizers that have updated variables of a model, and their delayed sums."""
         ids = {id(variable) for variable in model.variables}
-        own = {id(one) for one in keras_variables.optimizers(model)}
+        optimizer_ids = {id(candidate) for candidate in keras_variables.optimizers(model)}
         return [
             (optimizer, sums)
             for optimizer, sums in list(self._sums.items())
-            if id(optimizer) in own or any(id(variable) in ids for variable in sums.variables)
+            if id(optimizer) in optimizer_ids or any(id(variable) in ids for variable in sums.variables)
         ]
 
     def staleness(self, model: Any) -> Counter[int]:

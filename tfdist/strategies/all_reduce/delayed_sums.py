@@ -39,7 +39,7 @@ class DelayedSums:
             self._exchanges = Exchanges(group, name, [variable.path for variable in variables], compressor)
         if compressor is not None:
             compressor.register(
-                {f"{name} {place}": (one.path, tuple(one.shape)) for place, one in enumerate(variables)}
+                {f"{name} {place}": (weight.path, tuple(weight.shape)) for place, weight in enumerate(variables)}
             )
         self._under_way: PendingSum | None = None
         self._late = 0
@@ -56,23 +56,27 @@ class DelayedSums:
         """
 
         def call(factor: tf.Tensor, *given: tf.Tensor) -> list[Any]:
-            arrays = [to_array(one) for one in given]
+            arrays = [to_array(gradient) for gradient in given]
             sums = self._taken(blocking=False)
             self._under_way = self._exchanges.begin(range(len(arrays)), arrays, float(factor))
             # Copies: a variable that takes over the memory of a tensor would write into buffers of the engine.
-            found = [tf.zeros_like(one) for one in given] if sums is None else [tf.constant(one) for one in sums]
-            return [np.bool_(sums is not None), *found]
+            summed = (
+                [tf.zeros_like(gradient) for gradient in given]
+                if sums is None
+                else [tf.constant(gradient) for gradient in sums]
+            )
+            return [np.bool_(sums is not None), *summed]
 
         dtypes = [tf.bool, *(gradient.dtype for gradient in gradients)]
         ready, *totals = host_call(call, [weight, *gradients], dtypes, name="tfdist_delayed_sums")
         ready.set_shape([])
-        return ready, [tf.ensure_shape(one, own.shape) for one, own in zip(totals, gradients, strict=True)]
+        return ready, [tf.ensure_shape(total, like.shape) for total, like in zip(totals, gradients, strict=True)]
 
     def last(self) -> list[np.ndarray] | None:
         """Returns the sums of the last step, or None if they have been taken; all processes call it after a step."""
-        found = self._taken(blocking=True)
+        sums = self._taken(blocking=True)
         self._late = 0
-        return found
+        return sums
 
     def _taken(self, blocking: bool) -> list[np.ndarray] | None:
         if self._under_way is None:

@@ -82,8 +82,8 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         self._local_only = 0
         self._reads_for_keras: StepCalls | None = None
         self._reads_in_order = False
-        own: Any = self._cross_device_ops  # type: ignore[has-type]
-        local = private.ReductionToOneDevice() if _on_cpu(devices) or len(devices) == 1 else own
+        default_ops: Any = self._cross_device_ops  # type: ignore[has-type]
+        local = private.ReductionToOneDevice() if _on_cpu(devices) or len(devices) == 1 else default_ops
         self._cross_device_ops = ProcessCrossDeviceOps(group, local, self.shares, compressor, keep_rows)
 
     @contextlib.contextmanager

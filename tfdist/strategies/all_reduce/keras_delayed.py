@@ -61,8 +61,8 @@ def _updated(call: OptimizerCall) -> tf.Tensor:
 
 def _check(optimizer: Any) -> None:
     what = "loss scaling" if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else ""
-    for one in (optimizer, *getattr(optimizer, "optimizers", ())):
-        what = "gradient_accumulation_steps" if getattr(one, "gradient_accumulation_steps", None) else what
+    for candidate in (optimizer, *getattr(optimizer, "optimizers", ())):
+        what = "gradient_accumulation_steps" if getattr(candidate, "gradient_accumulation_steps", None) else what
     if what:
         raise ValueError(
             f"AllReduceStrategy(delay=1) sums a step's gradients during the next step, which does not work with "

@@ -61,8 +61,8 @@ class Processes(tf.distribute.Strategy):
         keras_seams.install_for(self)
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
         self._local_rank = entered.local_rank
-        own = entered.group if group is None else entered.group.subgroup(group.members())
-        return own.using(algorithm, calibration.agreed(own, algorithm)), chosen
+        engine_group = entered.group if group is None else entered.group.subgroup(group.members())
+        return engine_group.using(algorithm, calibration.agreed(engine_group, algorithm)), chosen
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:

@@ -96,12 +96,12 @@ def readable(error: tf.errors.InvalidArgumentError) -> ValueError | None:
     Args:
         error: an error of TensorFlow, perhaps from a graph.
     """
-    if found := re.search(re.escape(OTHER_ROWS) + r" The rows of (.*) are:\] \[([\d ]+)\]", error.message):
-        pairs = zip(found[1].split(", "), found[2].split(), strict=False)
+    if match := re.search(re.escape(OTHER_ROWS) + r" The rows of (.*) are:\] \[([\d ]+)\]", error.message):
+        pairs = zip(match[1].split(", "), match[2].split(), strict=False)
         return ValueError(f"{OTHER_ROWS} Rows: {', '.join(f'{name} has {count}' for name, count in pairs)}.")
     pattern = re.escape(FIXED_ROWS).replace(r"\{\}", r"\d+")
-    if found := re.search(rf"({pattern})\] \[(\d+)\]", error.message):
-        return _of_fixed_rows(found[1], int(found[2]))
+    if match := re.search(rf"({pattern})\] \[(\d+)\]", error.message):
+        return _of_fixed_rows(match[1], int(match[2]))
     return None
 
 

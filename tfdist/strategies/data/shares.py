@@ -42,7 +42,7 @@ def batch_size(batch: Any) -> tf.Tensor:
     rows = rows_of_components(batch)
     if rows:
         return next(iter(rows.values()))
-    components = [one for one in tf.nest.flatten(batch) if not _is_left_out(one)]
+    components = [component for component in tf.nest.flatten(batch) if not _is_left_out(component)]
     return tf.constant(int(bool(components)), tf.int64)  # if all components are scalars
 
 

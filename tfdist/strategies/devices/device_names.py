@@ -17,10 +17,10 @@ def resolved(device: str) -> str:
         ValueError: there is no such device.
     """
     here = [name for kind in ("CPU", "GPU", "TPU") for name in logical(kind)]
-    found = _described(device) if isinstance(device, str) else None
-    if found is None or found.removeprefix("/device:") not in here:
+    full_name = _described(device) if isinstance(device, str) else None
+    if full_name is None or full_name.removeprefix("/device:") not in here:
         raise ValueError(f"expected a device of this process; got {device!r}. Choose from {', '.join(here)}.")
-    return found
+    return full_name
 
 
 def logical(kind: str) -> list[str]:
@@ -33,7 +33,7 @@ def logical(kind: str) -> list[str]:
         The devices' names, such as ``"GPU:1"``.
     """
     physical = tf.config.get_visible_devices(kind)
-    count = sum(len(tf.config.get_logical_device_configuration(one) or [one]) for one in physical)
+    count = sum(len(tf.config.get_logical_device_configuration(device) or [device]) for device in physical)
     return [f"{kind}:{number}" for number in range(count)]
 
 
@@ -50,7 +50,7 @@ def all_resolved(caller: str, devices: Sequence[str]) -> list[str]:
     if isinstance(devices, (str, bytes)) or not isinstance(devices, Sequence) or not devices:
         example = logical("GPU") or logical("CPU")
         raise ValueError(f"{caller} expects a list of devices, such as {example}; got {devices!r}")
-    return [resolved(one) for one in devices]
+    return [resolved(device) for device in devices]
 
 
 def _described(device: str) -> str | None:

@@ -138,8 +138,8 @@ class DynamicEmbedding(keras.layers.Layer):
         sharing = current_strategy.sharing()
         if sharing is not None:  # a stand-in row does not count as a use of its keys
             create = tf.logical_and(create, tf.logical_not(sharing.shares.is_empty()))
-        found = self._rows.lookup(self._anchor, tf.cast(keys, tf.int64), create, is_told=training is not None)
-        return tf.cast(found, self.compute_dtype)
+        rows = self._rows.lookup(self._anchor, tf.cast(keys, tf.int64), create, is_told=training is not None)
+        return tf.cast(rows, self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         """Returns the keys' shape and ``dim``."""
@@ -170,9 +170,9 @@ class DynamicEmbedding(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Returns the settings from which Keras makes the layer again."""
         form = self._settings.form
-        own: dict[str, Any] = {"dim": form.dim, "initial": asdict(form.initial), "policy": asdict(form.policy)}
-        own["cache"] = None if self._settings.cache is None else asdict(self._settings.cache)
-        return {**super().get_config(), **own, "optimizer": self._settings.optimizer}
+        config: dict[str, Any] = {"dim": form.dim, "initial": asdict(form.initial), "policy": asdict(form.policy)}
+        config["cache"] = None if self._settings.cache is None else asdict(self._settings.cache)
+        return {**super().get_config(), **config, "optimizer": self._settings.optimizer}
 
 
 def _optimizer(given: Any) -> Any:

@@ -66,16 +66,16 @@ class EmbeddedRows:
 
         @tf.custom_gradient
         def looked_up(anchor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-            found = tf.reshape(tf.gather(rows, places), tf.concat([tf.shape(keys), [self._dim]], 0))
-            found.set_shape([*keys.shape, self._dim] if keys.shape.rank is not None else None)
+            embeddings = tf.reshape(tf.gather(rows, places), tf.concat([tf.shape(keys), [self._dim]], 0))
+            embeddings.set_shape([*keys.shape, self._dim] if keys.shape.rank is not None else None)
 
-            def gradient(of_found: tf.Tensor) -> tf.IndexedSlices:
-                each = tf.reshape(of_found, [-1, self._dim])
+            def gradient(upstream: tf.Tensor) -> tf.IndexedSlices:
+                each = tf.reshape(upstream, [-1, self._dim])
                 self._makes_rows = self._makes_rows or not is_told
                 values = tf.math.unsorted_segment_sum(each, places, tf.size(distinct))
                 return tf.IndexedSlices(values, distinct, tf.constant([0, self._dim], tf.int64))
 
-            return found, gradient
+            return embeddings, gradient
 
         return looked_up(tf.convert_to_tensor(anchor.value))
 
@@ -126,8 +126,8 @@ class EmbeddedRows:
 
 def rows_of(variable: Any) -> EmbeddedRows | None:
     """Returns the rows behind a variable; None if it is not an anchor."""
-    found: EmbeddedRows | None = getattr(variable, "_tfdist_rows", None)
-    return found
+    rows: EmbeddedRows | None = getattr(variable, "_tfdist_rows", None)
+    return rows
 
 
 def _description(optimizer: Any) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _with_integer_keys(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def build(self: Any, input_shape: Any = None) -> None:
         dtype = getattr(self._layers[0], "dtype_of_keys", None) if self._layers else None
-        is_one = isinstance(input_shape, (tuple, list)) and all(isinstance(one, int | None) for one in input_shape)
+        is_one = isinstance(input_shape, (tuple, list)) and all(isinstance(size, int | None) for size in input_shape)
         if dtype is not None and is_one:
             self._layers = [keras.layers.InputLayer(batch_shape=tuple(input_shape), dtype=dtype), *self._layers]
         original(self, input_shape)

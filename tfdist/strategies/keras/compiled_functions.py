@@ -35,7 +35,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> tuple[Any, list[tf.Te
     given = [leaf for leaf in tree.flatten(arguments) if isinstance(leaf, tf.Tensor)]
     traced = _Traced(function, arguments)
     compiled = tf.function(traced, autograph=False, jit_compile=True)
-    of_outputs, losses, of_state = compiled([_with_kept(one) for one in given])
+    of_outputs, losses, of_state = compiled([_with_kept(tensor) for tensor in given])
     for (variable, inner), value in zip(traced.state, of_state, strict=True):
         variable.assign(value)
         note_origin(variable, inner)
@@ -62,8 +62,8 @@ class _Traced:
     def __call__(self, given: list[Any]) -> Any:
         """Returns the tensors among the function's outputs, the losses that layers have added, and the new state."""
         scope = _Scope()
-        inside = [_with_what_is_kept(*one) for one in given]
-        numbers = {id(one): number for number, one in enumerate(inside)}
+        inside = [_with_what_is_kept(*argument) for argument in given]
+        numbers = {id(argument): number for number, argument in enumerate(inside)}
         following = iter(inside)
         arguments = tree.map_structure(
             lambda leaf: next(following) if isinstance(leaf, tf.Tensor) else leaf, self._arguments
@@ -122,12 +122,14 @@ class _Scope(backend.StatelessScope):
 
     def get_current_value(self, variable: Any) -> Any:
         """Returns a variable's assigned value, else its own: Keras's scope would give regularizers None then."""
-        found = super().get_current_value(variable)
-        return models.value_of(variable) if found is None else found
+        value = super().get_current_value(variable)
+        return models.value_of(variable) if value is None else value
 
     def state(self) -> list[tuple[Any, tf.Tensor]]:
         """Returns the variables that were assigned to, and their values."""
-        return [(one, tf.cast(self.get_current_value(one), one.dtype)) for one in self._updated.values()]
+        return [
+            (variable, tf.cast(self.get_current_value(variable), variable.dtype)) for variable in self._updated.values()
+        ]
 
 
 def _with_kept(tensor: Any) -> tuple[Any, Any, Any]:

@@ -66,10 +66,10 @@ class GradientNorms:
         inverse = tf.math.reciprocal_no_nan(weight)
         has_samples = tf.cast(weight > 0, tf.float64)
         if is_weighed:  # ‖w g‖² / w
-            found = tf.stack([tf.math.multiply_no_nan(squares, inverse), has_samples])
+            term = tf.stack([tf.math.multiply_no_nan(squares, inverse), has_samples])
         else:
-            found = tf.stack([squares, has_samples * inverse])
-        return tf.cast(found, _wide(gradients[0].dtype))
+            term = tf.stack([squares, has_samples * inverse])
+        return tf.cast(term, _wide(gradients[0].dtype))
 
     def add(self, summed: Sequence[Any], norms: tf.Tensor, samples: Any) -> None:
         """Adds the estimates of a step, if at least two replicas had samples and the gradients are finite.
@@ -85,8 +85,8 @@ class GradientNorms:
         variance = tf.math.divide_no_nan((small - large) * count, others)
         signal = large - tf.math.divide_no_nan(variance, count)
         tells = tf.logical_and(others > 0, tf.math.is_finite(variance + signal))
-        found = tf.stack([variance, signal, tf.constant(1.0, tf.float64)])
-        self._sums.assign_add(tf.where(tells, found, tf.zeros_like(found)), read_value=False)
+        estimates = tf.stack([variance, signal, tf.constant(1.0, tf.float64)])
+        self._sums.assign_add(tf.where(tells, estimates, tf.zeros_like(estimates)), read_value=False)
 
     def read(self) -> Noise:
         """Returns the estimates of all steps until now."""

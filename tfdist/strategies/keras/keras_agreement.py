@@ -157,11 +157,11 @@ def by_value(values: Sequence[str], ranks: Sequence[int]) -> str:
     same = 0
     if max(map(len, values)) > _SHOWN_CHARACTERS:
         shortest = min(map(len, values))
-        same = next((place for place in range(shortest) if len({one[place] for one in values}) > 1), shortest)
-        same = max(max(one.rfind(", ", 0, same) for one in values) + 2, 0)
+        same = next((place for place in range(shortest) if len({text[place] for text in values}) > 1), shortest)
+        same = max(max(text.rfind(", ", 0, same) for text in values) + 2, 0)
     parts = []
     for value in dict.fromkeys(values):
         shown = ("… " if same else "") + value[same : same + _SHOWN_CHARACTERS]
         shown += " …" if len(value) > same + _SHOWN_CHARACTERS else ""
-        parts.append(f"{shown} on rank(s) {[rank for rank, one in zip(ranks, values, strict=True) if one == value]}")
+        parts.append(f"{shown} on rank(s) {[rank for rank, text in zip(ranks, values, strict=True) if text == value]}")
     return ", ".join(parts)

@@ -52,13 +52,13 @@ def compare(model: Any, extended: DataParallel, when: str, largest: int = 0) -> 
     variables = _compared(model, extended)
     hashes = _hashes(variables)
     # One all-reduce by maximum yields the maximum and, from the negatives, the minimum: both agree if all copies do.
-    numbers = np.array([largest, *map(max, hashes), *(-min(one) for one in hashes)], np.int64)
-    found = extended.bridge.all_reduce([tf.constant(numbers)], combine=np.maximum)[0].numpy()
-    differs = found[1 : 1 + len(hashes)] != -found[1 + len(hashes) :]
+    numbers = np.array([largest, *map(max, hashes), *(-min(row) for row in hashes)], np.int64)
+    maxima = extended.bridge.all_reduce([tf.constant(numbers)], combine=np.maximum)[0].numpy()
+    differs = maxima[1 : 1 + len(hashes)] != -maxima[1 + len(hashes) :]
     if differs.any():
         place = int(differs.argmax())
         _raise_mismatch(extended, when, variables[place], hashes[place])
-    return int(found[0])
+    return int(maxima[0])
 
 
 def _compared(model: Any, extended: DataParallel) -> list[Any]:
@@ -67,10 +67,10 @@ def _compared(model: Any, extended: DataParallel) -> list[Any]:
         return []
     optimizer = model.optimizer
     kept = [] if optimizer is None else optimizer.variables
-    own = {id(variable) for variable in accumulators(optimizer)}
-    own.update(id(variable) for variable in extended.per_process_variables(model))
-    everything = [*model.weights, *(variable for variable in kept if id(variable) not in own)]
-    return [one for one in everything if extended.holds(model, one)]
+    excluded = {id(variable) for variable in accumulators(optimizer)}
+    excluded.update(id(variable) for variable in extended.per_process_variables(model))
+    everything = [*model.weights, *(variable for variable in kept if id(variable) not in excluded)]
+    return [candidate for candidate in everything if extended.holds(model, candidate)]
 
 
 def _hashes(variables: list[Any]) -> list[list[int]]:
@@ -81,7 +81,7 @@ def _hashes(variables: list[Any]) -> list[list[int]]:
 def _raise_mismatch(extended: DataParallel, when: str, variable: Any, hashes: list[int]) -> None:
     everyone = extended.exchange.all_gather(tf.constant([hashes], tf.int64)).numpy()
     group = extended.group
-    others = [rank for rank, found in zip(group.members, everyone, strict=True) if (found != everyone[0]).any()]
+    others = [rank for rank, theirs in zip(group.members, everyone, strict=True) if (theirs != everyone[0]).any()]
     where = f"between rank {group.members[0]} and rank(s) {others}" if others else "between the devices of a rank"
     raise MismatchError(
         f"rank {group.members[group.rank]}: {when} the ranks' weights are not equal: "

@@ -116,8 +116,8 @@ def _shuffling_alike(extended: DataParallel) -> Iterator[int]:
     Yields:
         The seed for shuffling on the host.
     """
-    own = private.global_seed()
-    state = np.array([own is not None, own or 0, random.SystemRandom().getrandbits(31)], np.int64)
+    global_seed = private.global_seed()
+    state = np.array([global_seed is not None, global_seed or 0, random.SystemRandom().getrandbits(31)], np.int64)
     agreed = extended.all_processes.broadcast_once(
         tf.constant(state), "the seed for shuffling data", "int64 (3,)"
     ).numpy()

@@ -93,10 +93,10 @@ class _Share:
 
     def divisor_correction(self, divisor: tf.Tensor) -> tf.Tensor:
         """Returns the factor that replaces the part's own divisor by that of the whole batch, times N/n."""
-        own = tf.cast(divisor, tf.float64)
+        local_divisor = tf.cast(divisor, tf.float64)
         replica = tf.distribute.get_replica_context()
-        total = replica.all_reduce(tf.distribute.ReduceOp.SUM, own, private.OwnOptions())
-        return tf.math.divide_no_nan(own, total) * self.inverse_weight()
+        total = replica.all_reduce(tf.distribute.ReduceOp.SUM, local_divisor, private.OwnOptions())
+        return tf.math.divide_no_nan(local_divisor, total) * self.inverse_weight()
 
 
 class _PartOfShare:

@@ -62,14 +62,14 @@ def _is_of_a_replica_or_symbolic() -> bool:
 
 def all_metrics(model: Any) -> list[Any]:
     """Returns the metrics of a model, including metrics inside others and those not in ``model.metrics``."""
-    found: dict[int, Any] = {}
+    by_id: dict[int, Any] = {}
     pending = [*model.metrics, *(metric for layer in models.layers_of(model) for metric in models.metrics_in(layer))]
     while pending:
         metric = pending.pop(0)
-        if id(metric) not in found:
-            found[id(metric)] = metric
+        if id(metric) not in by_id:
+            by_id[id(metric)] = metric
             pending += [*models.metrics_in(metric), *getattr(metric, "metrics", [])]
-    return list(found.values())
+    return list(by_id.values())
 
 
 def merged(variables: Sequence[Any], extended: DataParallel) -> list[tuple[Any, tf.Tensor]]:
@@ -195,7 +195,7 @@ def _update(variable: Any, value: Any) -> str:
         return "other" if operation.type not in ("Placeholder", "Const", "Fill", "ZerosLike") else "unknown"
     combined, operands, subtracted = _combined(operation, kind)
     handles = [part.op.inputs[0] for part in operands if part.op.type == "ReadVariableOp"]
-    return kind if any(_is_additive_update(one, combined, operands, subtracted) for one in handles) else "other"
+    return kind if any(_is_additive_update(handle, combined, operands, subtracted) for handle in handles) else "other"
 
 
 def _combined(operation: Any, kind: str) -> tuple[list[Any], list[Any], list[Any]]:
@@ -220,8 +220,8 @@ def _is_additive_update(handle: Any, combined: list[Any], operands: list[Any], s
 
     Otherwise, as in ``mean + (x - mean) * k / n``, the changes of several replicas do not add up.
     """
-    own = [part for part in operands if part.op.type == "ReadVariableOp" and part.op.inputs[0] is handle]
-    others = {id(part.op) for part in operands} - {id(part.op) for part in own} | {id(part.op) for part in subtracted}
+    reads = [part for part in operands if part.op.type == "ReadVariableOp" and part.op.inputs[0] is handle]
+    others = {id(part.op) for part in operands} - {id(part.op) for part in reads} | {id(part.op) for part in subtracted}
     seen = {id(operation) for operation in combined}
     pending = [operation for operation in handle.consumers() if id(operation) not in seen]
     while pending:
@@ -231,7 +231,7 @@ def _is_additive_update(handle: Any, combined: list[Any], operands: list[Any], s
         if id(operation) not in seen:
             seen.add(id(operation))
             pending += [following for output in operation.outputs for following in output.consumers()]
-    return len(own) == 1
+    return len(reads) == 1
 
 
 def _seen_through(tensor: Any) -> Any:
@@ -273,10 +273,10 @@ class Results:
 
     def _noting(self, metric: Any, result: Any) -> Callable[[], Any]:
         def noting() -> Any:
-            found = result(metric)
-            for path, tensor in tree.flatten_with_path(found):
+            results = result(metric)
+            for path, tensor in tree.flatten_with_path(results):
                 self._noted[id(tensor)] = (metric, path, tensor)
-            return found
+            return results
 
         return noting
 

@@ -53,8 +53,8 @@ def accumulators(optimizer: Any) -> list[Any]:
         optimizer: Keras optimizer; None has no such variables.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
-    own = accumulated_by(optimizer)
-    return own + (accumulators(inner) if inner is not None else [])
+    accumulated = accumulated_by(optimizer)
+    return accumulated + (accumulators(inner) if inner is not None else [])
 
 
 class _Summed(threading.local):
@@ -111,7 +111,7 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
             and not inner.gradient_accumulation_steps
             and extended.compressor is None  # an overflow must not become a residual
             and extended.norms is None
-            and all(_is_dense_number(one) for one in gradients)
+            and all(_is_dense_number(gradient) for gradient in gradients)
             and not any(getattr(variable, "overwrite_with_gradient", False) for variable in variables)
         )
 
@@ -163,19 +163,19 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
         """Returns the sums of the gradients over all replicas."""
         if update.is_summed:
             return gradients
-        own, beside = list(gradients), []
-        for gradient, variable in zip(own, update.variables, strict=True):
+        terms, beside = list(gradients), []
+        for gradient, variable in zip(terms, update.variables, strict=True):
             if tf.is_symbolic_tensor(gradient):
                 gradient.set_shape(variable.shape)  # a tensor of unknown size would get a collective of its own
         sharing, norms, state = current_strategy.sharing(), self.extended.norms, state_of_step()
         if state is not None:
             beside += state.means(weighs=update.weight is None)
         if norms is not None and sharing is not None:
-            beside.append(norms.own(own, sharing.shares.weight(), update.weight is None))
+            beside.append(norms.own(terms, sharing.shares.weight(), update.weight is None))
         options = private.WeighedOptions((*_keys(update), *[None] * len(beside)), update.weight)
         replica = tf.distribute.get_replica_context()
-        sums = list(replica.all_reduce(tf.distribute.ReduceOp.SUM, own + beside, options))
-        sums, of_beside = sums[: len(own)], sums[len(own) :]
+        sums = list(replica.all_reduce(tf.distribute.ReduceOp.SUM, terms + beside, options))
+        sums, of_beside = sums[: len(terms)], sums[len(terms) :]
         if norms is not None and sharing is not None:
             of_all = of_beside.pop()
             if not private.local_replica_id():
@@ -199,8 +199,8 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
                 [tf.reduce_max(tf.stack(part), axis=0) for part in parts], combine=np.maximum, names=names
             )
 
-        found: list[Any] = tf.distribute.get_replica_context().merge_call(largest, args=tuple(values))
-        return found
+        maxima: list[Any] = tf.distribute.get_replica_context().merge_call(largest, args=tuple(values))
+        return maxima
 
     def finite(self, is_finite: Any) -> Any:
         """Returns whether gradients are finite on all replicas that have samples."""

@@ -59,15 +59,15 @@ def restore(model: Any, extended: Ability, prefix: Any) -> None:
     if not isinstance(extended, TrainsInRounds):
         return
     everyone, path = extended.all_processes, _file(prefix)
-    own = path.read_bytes() if extended.is_writer and "://" not in os.fspath(prefix) and path.exists() else b""
-    length = tf.constant([len(own)], tf.int64)
+    content = path.read_bytes() if extended.is_writer and "://" not in os.fspath(prefix) and path.exists() else b""
+    length = tf.constant([len(content)], tf.int64)
     size = int(everyone.broadcast_once(length, "the size of outer optimizers' states", "int64 (1,)")[0])
     if not size:
         return
-    given = tf.constant(np.frombuffer(own, np.uint8) if own else np.zeros(size, np.uint8))
-    found = everyone.broadcast_once(given, "outer optimizers' states", f"uint8 ({size},)").numpy()
+    given = tf.constant(np.frombuffer(content, np.uint8) if content else np.zeros(size, np.uint8))
+    received = everyone.broadcast_once(given, "outer optimizers' states", f"uint8 ({size},)").numpy()
     try:
-        states = _states(found.tobytes())
+        states = _states(received.tobytes())
     except _DAMAGED as error:
         log.warning(
             "tfdist: %s does not contain states of outer optimizers (%s); training continues without them.", path, error
@@ -82,14 +82,14 @@ def _file(prefix: Any) -> Path:
 
 def _states(data: bytes) -> list[States]:
     """Returns the saved arrays by number of the optimizer, of its rule, and of the variable."""
-    found: dict[int, dict[int, dict[int, np.ndarray]]] = {}
+    by_optimizer: dict[int, dict[int, dict[int, np.ndarray]]] = {}
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         for key in arrays.files:
             number, rule, place = map(int, key.split("/"))
-            found.setdefault(number, {}).setdefault(rule, {})[place] = arrays[key]
+            by_optimizer.setdefault(number, {}).setdefault(rule, {})[place] = arrays[key]
     return [
         [_in_order(rules.get(rule, {})) for rule in range(max(rules, default=-1) + 1)]
-        for rules in (found.get(number, {}) for number in range(max(found, default=-1) + 1))
+        for rules in (by_optimizer.get(number, {}) for number in range(max(by_optimizer, default=-1) + 1))
     ]
 
 

@@ -221,10 +221,10 @@ def restore_residuals(compressor: Compressor, exchange: Exchange, group: Process
     """
     failure = None
     try:
-        found = compressor.load(path)
+        checksum = compressor.load(path)
     except OSError as error:
-        found, failure = 0, error
-    everyone = exchange.all_gather(tf.constant([found], tf.int64)).numpy()
+        checksum, failure = 0, error
+    everyone = exchange.all_gather(tf.constant([checksum], tf.int64)).numpy()
     if everyone.any() and (everyone == everyone[0]).all():
         compressor.adopt()
     elif everyone.any() or failure is not None:

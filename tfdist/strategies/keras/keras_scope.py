@@ -32,7 +32,7 @@ def check(optimizer: Any, variables: Sequence[Any], strategy: tf.distribute.Stra
     Raises:
         ValueError: the optimizer or a variable was made outside the scope.
     """
-    outside = [f"the variable {one.path}" for one in variables if not _is_made_in(strategy, one.value)]
+    outside = [f"the variable {variable.path}" for variable in variables if not _is_made_in(strategy, variable.value)]
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if inner is not None and optimizers.strategy_of(inner, strategy) is not strategy:
         outside.append(f"the optimizer {optimizer.name}")

@@ -170,9 +170,9 @@ def _folded(original: Callable[..., Any]) -> Callable[..., Any]:
             return seed
         if not extended.has_several_replicas and not extended.reader:
             return seed  # as without a strategy
-        own = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
-        own += extended.reader * extended._num_replicas_in_sync
-        folded = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), tf.cast(own, tf.int64))
+        replica_number = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
+        replica_number += extended.reader * extended._num_replicas_in_sync
+        folded = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int64), tf.cast(replica_number, tf.int64))
         return tf.cast(folded % (2**31 - 1), seed.dtype)
 
     return next_seed

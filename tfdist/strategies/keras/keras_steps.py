@@ -210,14 +210,14 @@ class Step:
 
     def _with_results(self, logs: list[Any], state: Any) -> list[Any]:
         """Returns logs in which placeholders are replaced by the results of metrics with the given state."""
-        found: dict[int, dict[Any, Any]] = {}
+        results: dict[int, dict[Any, Any]] = {}
         with backend.StatelessScope(state_mapping=state):
             for metric, _ in (kind for kind in self._kinds if isinstance(kind, tuple)):
-                if id(metric) not in found:
+                if id(metric) not in results:
                     result = tree.map_structure(tf.convert_to_tensor, metric.result())
-                    found[id(metric)] = dict(tree.flatten_with_path(result))
+                    results[id(metric)] = dict(tree.flatten_with_path(result))
         return [
-            found[id(kind[0])][kind[1]] if isinstance(kind, tuple) else log
+            results[id(kind[0])][kind[1]] if isinstance(kind, tuple) else log
             for log, kind in zip(logs, self._kinds, strict=True)
         ]
 
@@ -253,8 +253,8 @@ class OnShares(keras_hooks.ModelHooks[DataParallel]):
             return
 
         def of_all() -> Any:
-            found = call.inner()
-            return step.merged(logs) if found is logs else found
+            results = call.inner()
+            return step.merged(logs) if results is logs else results
 
         call.replace(of_all)
 

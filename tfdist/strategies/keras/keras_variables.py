@@ -298,10 +298,12 @@ class StateOfStep:
             return []
         counts = self._assignments()
         self._merged_with_gradients = [
-            one for one in self._variables if _is_mean(one) and counts.get(id(one)) != self._merged.get(id(one))
+            variable
+            for variable in self._variables
+            if _is_mean(variable) and counts.get(id(variable)) != self._merged.get(id(variable))
         ]
-        self._merged.update({id(one): counts[id(one)] for one in self._merged_with_gradients})
-        return [_term(one, self._shares.weight() if weighs else None) for one in self._merged_with_gradients]
+        self._merged.update({id(variable): counts[id(variable)] for variable in self._merged_with_gradients})
+        return [_term(variable, self._shares.weight() if weighs else None) for variable in self._merged_with_gradients]
 
     def take(self, sums: Sequence[tf.Tensor]) -> None:
         """Assigns the merged values to the state.
@@ -477,6 +479,6 @@ def average_state(model: Any, extended: DataParallel) -> None:
         sums.append(tf.add_n([tf.cast(known, tf.float64) for known in finite]))
     sums = extended.bridge.all_reduce(sums)
     for variable, total, count in zip(variables, sums[::2], sums[1::2], strict=True):
-        own = tf.cast(private.copies(value_of(variable))[0].read_value(), tf.float64)
-        mean = tf.where(count > 0, tf.math.divide_no_nan(total, count), own)
+        local_value = tf.cast(private.copies(value_of(variable))[0].read_value(), tf.float64)
+        mean = tf.where(count > 0, tf.math.divide_no_nan(total, count), local_value)
         variable.assign(tf.cast(mean, variable.dtype))

@@ -118,7 +118,7 @@ def _obstacle(model: Any, data: Any, extended: Ability | None) -> str | None:
     """Returns the reason why a step cannot be compiled at all, as text; None if no reason is known."""
     if not model.built:
         return "the model is not built before its first step"
-    if not all(compiled_functions.can_take(one) for one in tf.nest.flatten(data)):
+    if not all(compiled_functions.can_take(leaf) for leaf in tf.nest.flatten(data)):
         return "XLA takes no ragged or sparse tensors, and no strings"
     if extended is not None and _are_elsewhere(model.variables, extended.worker_devices):
         return "the weights are on other devices than the replicas"
@@ -127,7 +127,7 @@ def _obstacle(model: Any, data: Any, extended: Ability | None) -> str | None:
 
 def _are_elsewhere(variables: list[Any], devices: Sequence[str]) -> bool:
     held = [copy for variable in variables for copy in copies(models.value_of(variable))]
-    return not {_name_of(one.device) for one in held} <= set(map(_name_of, devices))
+    return not {_name_of(component.device) for component in held} <= set(map(_name_of, devices))
 
 
 def _name_of(device: str) -> str:

@@ -126,18 +126,18 @@ class GossipStrategy(ProcessesInRounds):
         differences.check(compression, "gossip")
         cluster = discovery.discover(cluster_resolver)
         timeouts = Timeouts.of(timeouts)
-        own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, "auto", group)
-        lines.check(own.size)
+        engine_group, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, "auto", group)
+        lines.check(engine_group.size)
 
         def mixing(trained: VariableGroup) -> Mixing:
-            return _mixing(own, trained, lines, synchronization, overlap, chosen_policy, consensus_rate)
+            return _mixing(engine_group, trained, lines, synchronization, overlap, chosen_policy, consensus_rate)
 
         described = (
             f"topology={lines}, sync_every={interval}, synchronization={synchronization}, overlap={overlap}, "
             f"compression={chosen_policy}, consensus_rate={consensus_rate}"
         )
-        courses = Gossiping(own, interval, mixing, described)
-        super().__init__(RoundsExtended(self, own, chosen, courses, check_weights))
+        courses = Gossiping(engine_group, interval, mixing, described)
+        super().__init__(RoundsExtended(self, engine_group, chosen, courses, check_weights))
 
     def distance(self, model: keras.Model) -> float | None:
         """Returns how far apart the processes' weights of a model were before they were last made equal.
@@ -168,7 +168,9 @@ def _mixing(
         return BoundedStalenessMixing(lines, topology, group.rank, group.size, synchronization.steps)
     if chosen is None:
         return SynchronousMixing(lines, topology, Plain(), group.rank, group.size, overlap)
-    schedules = [policy.chosen(chosen, *one) for one in zip(trained.paths, map(np.shape, trained.centre), strict=True)]
+    schedules = [
+        policy.chosen(chosen, *pair) for pair in zip(trained.paths, map(np.shape, trained.centre), strict=True)
+    ]
     return SynchronousMixing(lines, topology, Differences(schedules, rate, group.rank), group.rank, group.size, overlap)
 
 

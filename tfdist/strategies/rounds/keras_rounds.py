@@ -79,7 +79,7 @@ def settle(model: Any, extended: TrainsInRounds) -> None:
     extended.settle(model)
     keras_variables.average_state(model, extended)
     averages = extended.moving_averages(model)
-    means = extended.bridge.all_reduce([tf.convert_to_tensor(one.value) for one in averages], mean=True)
+    means = extended.bridge.all_reduce([tf.convert_to_tensor(average.value) for average in averages], mean=True)
     for variable, mean in zip(averages, means, strict=True):
         variable.assign(mean)
 
@@ -110,15 +110,15 @@ class RoundModelHooks(keras_hooks.ModelHooks[TrainsInRounds]):
 
     def _of_all(self, model: Any, logs: Any, original: Callable[[], Any]) -> Any:
         given = logs if isinstance(logs, dict) else {}
-        own = {name for name in given if name not in keras_steps.names_of_results(self.extended)}
+        custom = {name for name in given if name not in keras_steps.names_of_results(self.extended)}
         # A process that had no batch has no logs, and does not know which logs of other processes are means.
-        names = {"logs": ", ".join(sorted(own)) if isinstance(logs, dict) else "none"}
+        names = {"logs": ", ".join(sorted(custom)) if isinstance(logs, dict) else "none"}
         if self.extended.all_processes.compare("names of logs", names):
             return {**given, **model.get_metrics_result()}
         if not isinstance(logs, dict):
             return original()
         results = model.get_metrics_result()
-        merged = (results.keys() & logs.keys()) - own
+        merged = (results.keys() & logs.keys()) - custom
         means = _averaged({name: value for name, value in logs.items() if name not in merged}, self.extended)
         return {name: results[name] if name in merged else means[name] for name in logs}
 
@@ -127,7 +127,7 @@ def _averaged(logs: dict[str, Any], extended: TrainsInRounds) -> dict[str, Any]:
     """Returns the logs of a user's own steps, with floating-point numbers averaged over processes."""
     values = tree.flatten(logs)
     tensors = [tf.convert_to_tensor(value) for value in values]
-    floating = [place for place, one in enumerate(tensors) if one.dtype.is_floating]
+    floating = [place for place, tensor in enumerate(tensors) if tensor.dtype.is_floating]
     means = extended.bridge.all_reduce([tf.cast(tensors[place], tf.float64) for place in floating], mean=True)
     for place, mean in zip(floating, means, strict=True):
         values[place] = mean

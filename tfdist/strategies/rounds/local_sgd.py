@@ -122,22 +122,22 @@ class LocalSGDStrategy(ProcessesInRounds):
         algorithms.check(algorithm)
         cluster = discovery.discover(cluster_resolver)
         timeouts = Timeouts.of(timeouts)
-        own, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, algorithm, group)
+        engine_group, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, algorithm, group)
         settings = Settings(
             interval,
-            functools.partial(rule.for_fragment, own.size, streaming.delay),
+            functools.partial(rule.for_fragment, engine_group.size, streaming.delay),
             streaming.fragments,
             streaming.delay,
             start_after,
             slots == "average",
         )
-        compressor = None if compression is None else Compressor(compression, own.rank, own.size)
+        compressor = None if compression is None else Compressor(compression, engine_group.rank, engine_group.size)
         settled = (
             f"sync_every={interval}, start_after={start_after}, slots={slots!r}, "
-            f"rule={rule.for_fragment(own.size, streaming.delay)}, {streaming}, compression={compressor}"
+            f"rule={rule.for_fragment(engine_group.size, streaming.delay)}, {streaming}, compression={compressor}"
         )
-        courses = LocalSGD(own, settings, compressor, settled)
-        super().__init__(RoundsExtended(self, own, chosen, courses, check_weights))
+        courses = LocalSGD(engine_group, settings, compressor, settled)
+        super().__init__(RoundsExtended(self, engine_group, chosen, courses, check_weights))
 
 
 def _check(interval: Interval, start_after: int, slots: str, rule: object, streaming: object) -> None:

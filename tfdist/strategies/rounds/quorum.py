@@ -118,12 +118,12 @@ class QuorumStrategy(tf.distribute.Strategy):
         timeouts = Timeouts.of(timeouts)
         self._members = _members(cluster, quorum, float(grace), timeouts)
         keras_seams.install_for(self)
-        own = own_devices(devices, *place_on_host(cluster))
+        local_devices = own_devices(devices, *place_on_host(cluster))
         described = f"sync_every={interval}, rule={rule.for_fragment(self.size, 0)}, compression={chosen}"
         courses = QuorumRoundsFactory(
             self._members, interval, functools.partial(rule.for_fragment, self.size, 0), chosen, described
         )
-        super().__init__(QuorumExtended(self, world.alone().group, own, courses, self.rank, self.size))
+        super().__init__(QuorumExtended(self, world.alone().group, local_devices, courses, self.rank, self.size))
 
     @property
     def rank(self) -> int:

@@ -79,11 +79,11 @@ class QuorumExtended(RoundsExtended, ElasticMembership):
         return self._quorums.totals
 
     def _courses_of_optimizers(self, model: Any) -> list[QuorumRounds]:
-        return [one.course for one in self._of(model) if isinstance(one.course, QuorumRounds)]
+        return [steps.course for steps in self._of(model) if isinstance(steps.course, QuorumRounds)]
 
     def _courses_of(self, model: Any) -> list[QuorumRounds]:
-        found = self._courses_of_optimizers(model)
-        return [*found, self._states[model].course] if model in self._states else found
+        courses = self._courses_of_optimizers(model)
+        return [*courses, self._states[model].course] if model in self._states else courses
 
     def _context_of_functions(self) -> Any:
         return private.InputContext(self._size, self._rank, self._num_replicas_in_sync)
@@ -118,7 +118,9 @@ class QuorumExtended(RoundsExtended, ElasticMembership):
             self._states[model].settle(progress)
 
     def _progress_of(self, model: Any) -> Progress:
-        return max((steps.progress for steps in self._of(model)), key=lambda one: one.step, default=Progress(0, 0))
+        return max(
+            (steps.progress for steps in self._of(model)), key=lambda progress: progress.step, default=Progress(0, 0)
+        )
 
     def _make_state(self, model: Any) -> bool:
         """Makes the rounds of a model's layers' state; returns whether it has such state."""
@@ -194,12 +196,12 @@ class QuorumExtended(RoundsExtended, ElasticMembership):
 
     def _refresh(self, model: Any, patience: float | None = None) -> bool:
         """Takes over newer states for all rounds of a model; see `StepsInRounds.refresh`."""
-        found = [steps.refresh(patience) for steps in self._of(model)]
+        refreshed = [steps.refresh(patience) for steps in self._of(model)]
         if model in self._states:
-            found.append(self._states[model].refresh(patience))
-            if any(found):  # steps are counted on from another process's number
+            refreshed.append(self._states[model].refresh(patience))
+            if any(refreshed):  # steps are counted on from another process's number
                 self._states[model].begin(self._progress_of(model))
-        return any(found)
+        return any(refreshed)
 
     def begin_epoch(self, model: Any, epoch: int) -> None:
         """Records the epoch and its learning rates for processes that join."""
@@ -272,10 +274,10 @@ class _State:
 
     def refresh(self, patience: float | None) -> bool:
         """Takes over a newer state of another process; see `StepsInRounds.refresh`."""
-        found = self.course.refresh() if patience is None else self.course.follow(patience)
-        if found:
+        is_newer = self.course.refresh() if patience is None else self.course.follow(patience)
+        if is_newer:
             self._take_centre()
-        return found
+        return is_newer
 
     def begin(self, progress: Progress) -> None:
         """Begins a round, with nothing left to exchange.
@@ -287,7 +289,7 @@ class _State:
         self.course.begin_anew(progress)
 
     def _take_centre(self) -> None:
-        assign(self._variables, [tf.constant(one) for one in self.course.centre])
+        assign(self._variables, [tf.constant(value) for value in self.course.centre])
 
 
 class _Still(Live):

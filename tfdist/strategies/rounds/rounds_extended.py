@@ -131,7 +131,10 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
     def outer_states(self, model: Any) -> list[States]:
         """Returns the states of outer optimizers to save; see `TrainsInRounds`."""
         steps = [self._steps.get(optimizer) for optimizer in _saved_optimizers(model)]
-        return [[] if one is None else [rule.state() for rule, _ in one.course.rules] for one in steps]
+        return [
+            [] if optimizer_steps is None else [rule.state() for rule, _ in optimizer_steps.course.rules]
+            for optimizer_steps in steps
+        ]
 
     def restore_outer(self, model: Any, states: Sequence[States]) -> None:
         """Restores the states of outer optimizers, also of those that are yet to be made."""
@@ -145,8 +148,8 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
     def distance(self, model: Any) -> float | None:
         """Returns the largest distance of weights from their mean; see `TrainsInRounds`."""
-        found = [steps.distance for steps in self._of(model) if steps.distance is not None]
-        return max(found, default=None)
+        distances = [steps.distance for steps in self._of(model) if steps.distance is not None]
+        return max(distances, default=None)
 
     def staleness(self, model: Any) -> Counter[int]:
         """Returns how often weights of other processes were used, by their age in rounds."""
@@ -165,9 +168,9 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
     def _optimizers_of(self, model: Any) -> list[Any]:
         """Returns the optimizers that a model was compiled with or updated by, and those within them."""
-        found = [getattr(model, "optimizer", None), *(steps.optimizer for steps in self._of(model))]
-        inner = [innermost(optimizer) for optimizer in found]
-        every = [*found, *inner, *(one for optimizer in inner for one in getattr(optimizer, "optimizers", ()))]
+        outer = [getattr(model, "optimizer", None), *(steps.optimizer for steps in self._of(model))]
+        inner = [innermost(optimizer) for optimizer in outer]
+        every = [*outer, *inner, *(part for optimizer in inner for part in getattr(optimizer, "optimizers", ()))]
         return list({id(optimizer): optimizer for optimizer in every if optimizer is not None}.values())
 
     def per_process_variables(self, model: Any) -> list[Any]:

@@ -56,11 +56,11 @@ class StepsInRounds:
     def _take_over(self) -> None:
         """Takes over the state of processes that began before this one, if there are any."""
         if (joined := self._course.joined) is not None:
-            assign(self.variables, [tf.constant(one) for one in self._course.centre])
-            assign(self.optimizer.variables, [tf.constant(one) for one in joined.state])
+            assign(self.variables, [tf.constant(value) for value in self._course.centre])
+            assign(self.optimizer.variables, [tf.constant(value) for value in joined.state])
             if joined.rates is not None:
                 rates = _rates(self.optimizer)
-                assign(rates, [tf.constant(one, read(rates)[0].dtype) for one in joined.rates])
+                assign(rates, [tf.constant(value, read(rates)[0].dtype) for value in joined.rates])
             self._step.assign(np.int64(joined.step))
 
     def refresh(self, patience: float | None) -> bool:
@@ -73,11 +73,11 @@ class StepsInRounds:
             Whether there was a newer state.
         """
         with self._lock:
-            found = self._course.refresh() if patience is None else self._course.follow(patience)
-        if found:
+            is_newer = self._course.refresh() if patience is None else self._course.follow(patience)
+        if is_newer:
             self._take_over()
             self.begin()
-        return found
+        return is_newer
 
     @property
     def optimizer(self) -> Any:
@@ -117,9 +117,9 @@ class StepsInRounds:
         def call(samples: tf.Tensor, step: tf.Tensor, rate: tf.Tensor, *given: tf.Tensor) -> list[Any]:
             with self._lock:
                 progress = Progress(int(samples), int(step))
-                turn, new = self._course.take(what, progress, float(rate), [to_array(one) for one in given])
+                turn, new = self._course.take(what, progress, float(rate), [to_array(value) for value in given])
             # Copies: a variable that takes over the memory of a tensor would write into the arrays of the rounds.
-            return [np.int64(turn.left), np.int64(turn.what), *(tf.constant(one) for one in new)]
+            return [np.int64(turn.left), np.int64(turn.what), *(tf.constant(value) for value in new)]
 
         dtypes = [tf.int64, tf.int64, *([value.dtype for value in values] if replaces else [])]
         rate = tf.cast(tf.convert_to_tensor(_rate(self.optimizer)), tf.float64)
@@ -147,7 +147,7 @@ class StepsInRounds:
         with self._lock:
             settled = self._course.settle(self.progress, [value.numpy() for value in read(everything)])
         if settled.changes:
-            assign(everything, [tf.constant(one) for one in settled.values])
+            assign(everything, [tf.constant(array) for array in settled.values])
         self._step.assign(np.int64(settled.step))
         return settled.changes or has_taken
 
@@ -173,7 +173,7 @@ class StepsInRounds:
 
     def take_centre(self) -> None:
         """Gives the variables the values that all processes have in common, and begins a round."""
-        assign(self.variables, [tf.constant(one) for one in self._course.centre])
+        assign(self.variables, [tf.constant(value) for value in self._course.centre])
         self.begin()
 
     def begin(self) -> None:
@@ -191,8 +191,8 @@ class StepsInRounds:
         Args:
             variable: a Keras variable; ignored if the optimizer does not update it.
         """
-        for place, one in enumerate(self.variables):
-            if one is variable:
+        for place, candidate in enumerate(self.variables):
+            if candidate is variable:
                 with self._lock:
                     self._course.assigned(place, read([variable])[0].numpy(), self.progress)
 

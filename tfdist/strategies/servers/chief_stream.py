@@ -63,13 +63,13 @@ class ChiefStream(Batches):
         self._adapter.on_epoch_begin()
         for batch in self._data if self._steps is None else self._next_steps(self._steps):
             parts = tree.flatten(batch)
-            found = [
+            tensors = [
                 component
                 for part, spec in zip(parts, self._leaves, strict=True)
                 if not isinstance(spec, private.NoneSpec)
                 for component in tf.nest.flatten(part, expand_composites=True)
             ]
-            yield [np.frombuffer(tf.io.serialize_tensor(one).numpy(), np.uint8) for one in found]
+            yield [np.frombuffer(tf.io.serialize_tensor(tensor).numpy(), np.uint8) for tensor in tensors]
         self._adapter.on_epoch_end()
 
     def _next_steps(self, steps: int) -> Iterator[Any]:
@@ -91,34 +91,37 @@ class ChiefStream(Batches):
         """String types, one for each component."""
         return [tf.TensorSpec([], tf.string) for spec in self._leaves for _ in components(spec)]
 
-    def parts(self, found: Sequence[np.ndarray]) -> Sequence[Any]:
+    def parts(self, payload: Sequence[np.ndarray]) -> Sequence[Any]:
         """Returns the serialized components of a batch as strings.
 
         Args:
-            found: serialized components, as `stream` yields them.
+            payload: serialized components, as `stream` yields them.
 
         Raises:
             ValueError: the chief's batches have another structure.
         """
         expected = len(self.part_specs)
-        if len(found) != expected:
+        if len(payload) != expected:
             raise ValueError(
-                f"a batch of the chief's data has {len(found)} parts, and those of this worker have {expected}: give "
+                f"a batch of the chief's data has {len(payload)} parts, and those of this worker have {expected}: give "
                 "`fit` data of the same type on every task"
             )
-        return [np.array(part.tobytes(), object) for part in found]
+        return [np.array(part.tobytes(), object) for part in payload]
 
     def assembled(self, parts: Sequence[tf.Tensor]) -> Any:
         """Returns a batch, parsed from its serialized components."""
         left = iter(parts)
-        found = [
+        leaves = [
             pack_components(
                 spec,
-                [tf.ensure_shape(tf.io.parse_tensor(next(left), one.dtype), one.shape) for one in components(spec)],
+                [
+                    tf.ensure_shape(tf.io.parse_tensor(next(left), component.dtype), component.shape)
+                    for component in components(spec)
+                ],
             )
             for spec in self._leaves
         ]
-        return tree.pack_sequence_as(self.element_spec, found)
+        return tree.pack_sequence_as(self.element_spec, leaves)
 
 
 def stream_of(

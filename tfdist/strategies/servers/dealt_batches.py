@@ -64,11 +64,11 @@ class Batches(ABC):
         """The types of `parts`."""
 
     @abstractmethod
-    def parts(self, found: Any) -> Sequence[Any]:
+    def parts(self, payload: Any) -> Sequence[Any]:
         """Returns the parts of a batch that Python reads; they share no memory with the data.
 
         Args:
-            found: the data that came with the ticket.
+            payload: the data that came with the ticket.
         """
 
     @abstractmethod
@@ -101,8 +101,8 @@ def dataset(source: Batches, tickets: Tickets, with_tickets: bool = False, prefe
         return number
 
     def read(number: np.ndarray) -> tuple[Any, ...]:
-        ticket, found = next(iterations[int(number)])
-        return np.int64(ticket), *source.parts(found)
+        ticket, payload = next(iterations[int(number)])
+        return np.int64(ticket), *source.parts(payload)
 
     def following(number: tf.Tensor) -> Any:
         ticket, *parts = tf.numpy_function(

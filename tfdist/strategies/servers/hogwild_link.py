@@ -89,24 +89,24 @@ class HogwildLink(LocalLink):
             values, rest = arrays[: len(whole)], arrays[len(whole) :]
             rows = [rest[number :: len(by_rows)] for number in range(len(by_rows))]
             with self._lock, self._failing():
-                return [to_tensor(one) for one in self._exchanged_rows(whole, values, by_rows, rows)]
+                return [to_tensor(array) for array in self._exchanged_rows(whole, values, by_rows, rows)]
 
         values = [self._variables[place].value for place in whole]
         # Depends on the samples to run with a batch: where the data end, Keras runs once more what depends on none.
         inputs = [tf.cast(samples, tf.float64), *values, *indices, *before, *after]
-        dtypes = [one.dtype for one in values]
+        dtypes = [weight.dtype for weight in values]
         for place in by_rows:
             dtypes += [self._variables[place].value.dtype, tf.int64]
-        found = iter(host_call(on_host, inputs, dtypes, name="tfdist_hogwild"))
+        results = iter(host_call(on_host, inputs, dtypes, name="tfdist_hogwild"))
         for place in whole:
-            value = next(found)
+            value = next(results)
             value.set_shape(self._variables[place].shape)
             self._variables[place].assign(value)
         for place in by_rows:
-            rows, own = next(found), next(found)
+            rows, row_ids = next(results), next(results)
             rows.set_shape((None, *self._variables[place].shape[1:]))
-            own.set_shape((None,))
-            self._variables[place].value.scatter_update(tf.IndexedSlices(rows, own))
+            row_ids.set_shape((None,))
+            self._variables[place].value.scatter_update(tf.IndexedSlices(rows, row_ids))
 
     def refresh(self) -> None:
         """Reads all values; first, the chief gives servers what its program has assigned since the last reading."""
@@ -134,7 +134,9 @@ class HogwildLink(LocalLink):
         return is_sparse and variable.constraint is None and keeps_other_values(self._optimizer, decays)
 
     def _rows(self, places: Sequence[int], indices: Sequence[Any]) -> list[Any]:
-        return [tf.gather(self._variables[place].value, own) for place, own in zip(places, indices, strict=True)]
+        return [
+            tf.gather(self._variables[place].value, row_ids) for place, row_ids in zip(places, indices, strict=True)
+        ]
 
     def _exchanged_rows(
         self,
@@ -155,28 +157,28 @@ class HogwildLink(LocalLink):
             The values of ``whole``, then for each variable in ``by_rows`` rows and their indices.
         """
         for place, value in zip(whole, values, strict=True):
-            writer, own = self._place(place)
-            writer.add(own, value - self._bases[place])
+            writer, number = self._place(place)
+            writer.add(number, value - self._bases[place])
         touched = []
         for place, (indices, before, after) in zip(by_rows, rows, strict=True):
             distinct, first = np.unique(indices, return_index=True)
-            writer, own = self._place(place)
-            writer.add_rows(own, distinct, after[first] - before[first])
+            writer, number = self._place(place)
+            writer.add_rows(number, distinct, after[first] - before[first])
             touched.append(distinct)
         for writer in self._writers or ():
             writer.count()
         changed = self._changed_by_others()
-        found = []
+        results = []
         for place in whole:
             self._bases[place] = self._values(place).copy()
-            found.append(self._bases[place])
+            results.append(self._bases[place])
         for place, own_rows in zip(by_rows, touched, strict=True):
             news, array = changed[place], self._values(place)
             named = np.arange(len(array)) if news is None else np.union1d(own_rows, news)
-            found += [array[named], named]
+            results += [array[named], named]
             if place in self._bases:
-                self._bases[place][named] = found[-2]
-        return found
+                self._bases[place][named] = results[-2]
+        return results
 
     def _opened(self) -> list[Writer] | None:
         """Returns writers to the servers' memory as it is now; None if this process cannot open it."""
@@ -199,33 +201,33 @@ class HogwildLink(LocalLink):
 
     def _values(self, variable: int) -> np.ndarray:
         """Returns the memory of a variable, which other workers change."""
-        writer, own = self._place(variable)
-        return writer.memory.arrays[own]
+        writer, number = self._place(variable)
+        return writer.memory.arrays[number]
 
     def _changed_by_others(self) -> dict[int, np.ndarray | None]:
         """Returns, by variable, the rows that others have changed since the last call; None for all of them."""
-        found: dict[int, np.ndarray | None] = {}
+        changed: dict[int, np.ndarray | None] = {}
         for server, writer in enumerate(self._writers or ()):
-            own = {number: variable for variable, (at, number) in self._places.items() if at == server}
-            found |= {own[number]: rows for number, rows in writer.changed_by_others(list(own)).items()}
-        return found
+            variables = {number: variable for variable, (at, number) in self._places.items() if at == server}
+            changed |= {variables[number]: rows for number, rows in writer.changed_by_others(list(variables)).items()}
+        return changed
 
     def _give_assigned(self) -> None:
         """Gives the servers what the chief's program has assigned, by `load_weights`, `set_weights` or a callback."""
-        found = {place: array_of(variable) for place, variable in enumerate(self._variables)}
-        theirs = [place for place in found if place not in self._bases]
-        differ = {place: _different_rows(found[place], self._values(place)) for place in theirs}
+        arrays = {place: array_of(variable) for place, variable in enumerate(self._variables)}
+        theirs = [place for place in arrays if place not in self._bases]
+        differ = {place: _different_rows(arrays[place], self._values(place)) for place in theirs}
         changed = self._changed_by_others()  # rows that others have changed differ for that reason
-        for place, array in found.items():
-            writer, own = self._place(place)
+        for place, array in arrays.items():
+            writer, number = self._place(place)
             if place in self._bases:
                 if array.tobytes() != self._bases[place].tobytes():
-                    writer.assign(own, array)
+                    writer.assign(number, array)
             elif (news := changed[place]) is not None and len(rows := np.setdiff1d(differ[place], news)):
                 if array.ndim:
-                    writer.assign_rows(own, rows, array[rows])
+                    writer.assign_rows(number, rows, array[rows])
                 else:
-                    writer.assign(own, array)
+                    writer.assign(number, array)
 
     def _load(self) -> None:
         """Assigns the values in the servers' memory."""
@@ -246,7 +248,7 @@ class HogwildLink(LocalLink):
         return TrainingState([self._values(place).copy() for place in range(len(self._variables))])
 
 
-def _different_rows(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _different_rows(array: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Returns the indices of the rows in which two arrays differ; 0 for different scalars."""
-    rows = max(1, len(one) if one.ndim else 1)
-    return np.flatnonzero((one.reshape(rows, -1) != other.reshape(rows, -1)).any(axis=1))
+    rows = max(1, len(array) if array.ndim else 1)
+    return np.flatnonzero((array.reshape(rows, -1) != other.reshape(rows, -1)).any(axis=1))

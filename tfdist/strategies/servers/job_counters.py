@@ -46,7 +46,7 @@ def counters_of(servers: ServerConnections) -> JobCounters:
         servers: the parameter servers of the job.
     """
     with _lock:
-        found = _of_members.get(servers.member)
-        if found is None:
-            found = _of_members[servers.member] = JobCounters(servers)
-        return found
+        counters = _of_members.get(servers.member)
+        if counters is None:
+            counters = _of_members[servers.member] = JobCounters(servers)
+        return counters

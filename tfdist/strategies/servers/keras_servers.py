@@ -138,8 +138,8 @@ class ServerOptimizerHooks(optimizer.OptimizerHooks):
         extended.update_on_servers(call.optimizer, gradients, variables, samples, call.inner, ticket)
 
 
-def _hooks_of(one: Any) -> list[ServerOptimizerHooks]:
-    extended = _extended_of(one) or current_strategy.current(UpdatesOnServers)
+def _hooks_of(owner: Any) -> list[ServerOptimizerHooks]:
+    extended = _extended_of(owner) or current_strategy.current(UpdatesOnServers)
     return [] if extended is None else [ServerOptimizerHooks(extended)]
 
 

@@ -122,9 +122,11 @@ def skip_batch_without_update(model: Any, ticket: Any) -> None:
         return np.int64(0)
 
     optimizer = getattr(model, "optimizer", None)
-    counted = [one for one in (optimizer, getattr(optimizer, "inner_optimizer", None)) if one is not None]
+    counted = [
+        candidate for candidate in (optimizer, getattr(optimizer, "inner_optimizer", None)) if candidate is not None
+    ]
     # Reading what an update assigns orders this behind the update.
-    host_call(skip, [ticket, *(one.iterations.value for one in counted)], tf.int64, name="tfdist_settle")
+    host_call(skip, [ticket, *(candidate.iterations.value for candidate in counted)], tf.int64, name="tfdist_settle")
 
 
 class SharedDataHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
@@ -204,7 +206,7 @@ class SharedDataHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
 
 
 def _merge_logs(model: Any, logs: Any, shared: SharedFit) -> Any:
-    variables = list({id(one): one for metric in model.metrics for one in metric.variables}.values())
+    variables = list({id(state): state for metric in model.metrics for state in metric.variables}.values())
     rules: list[Rule] = [_rule(variable) for variable in variables]
     arrays = shared.epochs.merged([to_array(variable.value) for variable in variables], rules)
     values = [tf.convert_to_tensor(array) for array in arrays]

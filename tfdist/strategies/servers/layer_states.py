@@ -53,7 +53,9 @@ class LayerStates:
             MessageRefusedError: the chief trains another model.
         """
         variables = _variables(model)
-        described = tuple(f"{unnumbered(one.path)} {list(one.shape)} {one.dtype}" for one in variables)
+        described = tuple(
+            f"{unnumbered(variable.path)} {list(variable.shape)} {variable.dtype}" for variable in variables
+        )
         name = hashlib.sha256("\n".join(described).encode()).hexdigest()[:16]
         ids = tuple(map(id, variables))
         with self._lock:
@@ -65,7 +67,7 @@ class LayerStates:
         if not is_new and not (variables and (again or self._worker == CHIEF)):
             return
         place = places[ids]
-        arrays = [to_array(one.value.read_value()) for one in variables]
+        arrays = [to_array(variable.value.read_value()) for variable in variables]
         digests = tuple(map(digest, arrays))
 
         def message(id: int, given: Sequence[int]) -> CompareState:
@@ -76,16 +78,18 @@ class LayerStates:
 
         connection = self._connect()
         try:
-            found = take(connection, message, arrays)
+            received = take(connection, message, arrays)
         finally:
             connection.close()
-        values = [(variables[place], array) for place, array in found.items() if ids[place] not in updated]
+        values = [(variables[place], array) for place, array in received.items() if ids[place] not in updated]
         _assign(model, values, is_told=not again)
 
 
 def _variables(model: Any) -> list[Any]:
     return [
-        one for one in model.non_trainable_weights if rows_of(one) is None and tf.as_dtype(one.dtype).name in DTYPES
+        variable
+        for variable in model.non_trainable_weights
+        if rows_of(variable) is None and tf.as_dtype(variable.dtype).name in DTYPES
     ]
 
 

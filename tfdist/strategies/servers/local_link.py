@@ -104,11 +104,11 @@ class LocalLink(Link):
 
         def on_host(samples: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
             rest = iter([to_array(tensor) for tensor in tensors])
-            own = [[next(rest) for _ in tensors] for tensors in given]
-            vectors = self._exchanged(own, float(samples))
-            return [to_tensor(one) for own in vectors for one in own]
+            arrays = [[next(rest) for _ in tensors] for tensors in given]
+            vectors = self._exchanged(arrays, float(samples))
+            return [to_tensor(array) for arrays in vectors for array in arrays]
 
-        inputs = [self._samples.read_value(), *(one for own in given for one in own)]
+        inputs = [self._samples.read_value(), *(one for shard in given for one in shard)]
         answered = PushAnswerLayout(kinds_of(values, self._model), self._model)
         vectors = host_call(on_host, inputs, answered.dtypes, name="tfdist_servers")
         answered.assign_to(self._variables, vectors)
@@ -116,17 +116,17 @@ class LocalLink(Link):
         self._samples.assign(0.0)
         return tf.constant(0)
 
-    def _exchanged(self, own: Vectors, samples: float) -> Vectors:
+    def _exchanged(self, vectors: Vectors, samples: float) -> Vectors:
         """Pushes the changes since the last exchange, and returns the variables' new values."""
-        self._base = self._step(self._pushed(_each(np.subtract, self._base, own)), samples, None)
+        self._base = self._step(self._pushed(_each(np.subtract, self._base, vectors)), samples, None)
         return self._base
 
     def _pushed(self, vectors: Vectors) -> list[PushedGradients]:
         """Returns vectors in the form of dense gradients."""
         dense: Kind = "dense"
         return [
-            PushedGradients((dense,) * len(shapes.shapes), own)
-            for shapes, own in zip(self._model.shapes, vectors, strict=True)
+            PushedGradients((dense,) * len(shapes.shapes), shard)
+            for shapes, shard in zip(self._model.shapes, vectors, strict=True)
         ]
 
     def _assign(self, vectors: Vectors) -> None:
@@ -141,7 +141,7 @@ class LocalLink(Link):
 
     def _held(self) -> list[HeldRows]:
         """Describes the variables without constraints and weight decay, which are the worker's."""
-        return [msgspec.structs.replace(one, constraint=None, decays=False) for one in super()._held()]
+        return [msgspec.structs.replace(held, constraint=None, decays=False) for held in super()._held()]
 
     def _state(self) -> TrainingState:
         return TrainingState([array_of(variable) for variable in self._variables])
@@ -180,14 +180,14 @@ class ElasticLink(LocalLink):
         """Context in which the variables have the servers' values."""
         self.suspend()
         self.refresh()
-        own = [array_of(variable) for variable in self._variables]
+        saved = [array_of(variable) for variable in self._variables]
         with self._lock:
             center = self._session.whole(self._session.pull())
         try:
             self._assign_arrays(center)
             yield
         finally:
-            self._assign_arrays(own)
+            self._assign_arrays(saved)
 
     def fetch(self) -> None:
         """Assigns the servers' values."""
@@ -199,18 +199,19 @@ class ElasticLink(LocalLink):
     def _flush(self) -> None:
         """Pushes nothing: this worker's copy moves only when it is time."""
 
-    def _exchanged(self, own: Vectors, samples: float) -> Vectors:
+    def _exchanged(self, vectors: Vectors, samples: float) -> Vectors:
         with self._lock, self._failing():
             center = self._session.pull()
-        moved = _each(lambda mine, its: rules.pulled(mine, its, self._rate), own, center)
-        self._step(self._pushed(_each(np.subtract, moved, own)), samples, None)
+        moved = _each(lambda mine, its: rules.pulled(mine, its, self._rate), vectors, center)
+        self._step(self._pushed(_each(np.subtract, moved, vectors)), samples, None)
         arrays = self._session.whole(moved)
         self._read = lambda: arrays
         return moved
 
 
-def _each(function: Callable[[Any, Any], Any], one: Vectors, other: Vectors) -> Vectors:
+def _each(function: Callable[[Any, Any], Any], vectors: Vectors, other: Vectors) -> Vectors:
     """Applies a function to the vectors at the same places."""
     return [
-        [function(mine, its) for mine, its in zip(mine, its, strict=True)] for mine, its in zip(one, other, strict=True)
+        [function(mine, its) for mine, its in zip(mine, its, strict=True)]
+        for mine, its in zip(vectors, other, strict=True)
     ]

@@ -63,9 +63,9 @@ class Source(Batches):
         rows = self.items_per_batch if self.items % self.items_per_batch == 0 else None
         return tf.TensorSpec([rows], tf.int64), *self._array_specs
 
-    def parts(self, found: np.ndarray) -> Sequence[np.ndarray]:
+    def parts(self, payload: np.ndarray) -> Sequence[np.ndarray]:
         """Returns the indices, and the arrays that Python reads by them."""
-        indices = np.asarray(found, np.int64)
+        indices = np.asarray(payload, np.int64)
         return indices, *self._arrays(indices)
 
     def assembled(self, parts: Sequence[tf.Tensor]) -> Any:
@@ -172,8 +172,8 @@ class _Arrays(Source):
 
     def _assembled(self, indices: tf.Tensor, arrays: Sequence[tf.Tensor]) -> Any:
         left = iter(arrays)
-        found = [next(left) if isinstance(part, np.ndarray) else _rows(part, indices) for part in self._parts]
-        return tree.pack_sequence_as(self._structure, found)
+        leaves = [next(left) if isinstance(part, np.ndarray) else _rows(part, indices) for part in self._parts]
+        return tree.pack_sequence_as(self._structure, leaves)
 
 
 def _by_index(part: Any) -> Any:
@@ -229,15 +229,15 @@ class _PyDataset(Source):
     def _arrays(self, indices: np.ndarray) -> Sequence[np.ndarray]:
         batch = tree.lists_to_tuples(self._batch_at(int(indices[0])))
         tree.assert_same_structure(batch, self.element_spec)
-        found: list[np.ndarray] = []
+        arrays: list[np.ndarray] = []
         for part, spec in zip(tree.flatten(batch), self._leaves, strict=True):
-            found += _arrays_of(part, spec)
-        return found
+            arrays += _arrays_of(part, spec)
+        return arrays
 
     def _assembled(self, indices: tf.Tensor, arrays: Sequence[tf.Tensor]) -> Any:
         left = iter(arrays)
-        found = [pack_components(spec, [next(left) for _ in components(spec)]) for spec in self._leaves]
-        return tree.pack_sequence_as(self.element_spec, found)
+        leaves = [pack_components(spec, [next(left) for _ in components(spec)]) for spec in self._leaves]
+        return tree.pack_sequence_as(self.element_spec, leaves)
 
 
 def _of_py_dataset(data: keras.utils.PyDataset, shuffle: bool, adapter: Any) -> Source | str:

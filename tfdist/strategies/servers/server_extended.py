@@ -164,7 +164,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
 
     def begin_epoch(self, model: Any) -> None:
         """Makes non-trainable weights the chief's; see `tfdist.strategies.abilities.UpdatesOnServers`."""
-        ids = {one for link in list(self._links.values()) for one in link.ids}
+        ids = {variable_id for link in list(self._links.values()) for variable_id in link.ids}
         self._begun.states.begin(model, ids, again=self.observes)
 
     def version(self, model: Any, reads: bool = True) -> int:
@@ -186,8 +186,15 @@ class ServerExtended(OneDevice, UpdatesOnServers):
                 f"the evaluator cannot read the model {model.name} from the servers before it is built: give it an "
                 "Input, or call it on a batch first"
             )
-        own = [one for one in (getattr(model, "optimizer", None), *vars(model).values()) if _is_optimizer(one)]
-        for optimizer in {id(one): one for one in (getattr(one, "inner_optimizer", one) for one in own)}.values():
+        optimizers = [
+            candidate
+            for candidate in (getattr(model, "optimizer", None), *vars(model).values())
+            if _is_optimizer(candidate)
+        ]
+        for optimizer in {
+            id(candidate): candidate
+            for candidate in (getattr(candidate, "inner_optimizer", candidate) for candidate in optimizers)
+        }.values():
             is_models = optimizer is getattr(model.optimizer, "inner_optimizer", model.optimizer)
             with self._container_strategy().scope(), self._lock:
                 if is_models and not optimizer.built:
@@ -253,8 +260,8 @@ def _create_outside_graph(next_creator: Callable[..., Any], **arguments: Any) ->
         return tf.Variable(**arguments)
 
 
-def _is_optimizer(one: Any) -> bool:
-    return isinstance(one, keras.optimizers.Optimizer)
+def _is_optimizer(candidate: Any) -> bool:
+    return isinstance(candidate, keras.optimizers.Optimizer)
 
 
 def _check(optimizer: Any, variables: list[Any], servers: int, clips: bool) -> None:

@@ -45,13 +45,13 @@ def read(extended: UpdatesOnServers, model: Any) -> Reading:
     waited: Counter[int] = Counter()
     for report in reports:
         staleness.update(report.staleness)
-        waited.update({one.number: one.waited for one in report.workers})
+        waited.update({worker.number: worker.waited for worker in report.workers})
     return Reading(
         time.monotonic(),
         sum(report.version for report in reports),
         sum(report.received for report in reports),
         sum(report.sent for report in reports),
-        sum(one.dropped for report in reports for one in report.workers),
+        sum(worker.dropped for report in reports for worker in report.workers),
         staleness,
         waited,
     )

@@ -165,7 +165,7 @@ class Link:
             vectors = self._step(pushed, float(samples), float(rate) if sends_rate else None, own)
             return [
                 np.int64(self._session.iterations),  # TensorFlow caches Python numbers that it converts
-                *(to_tensor(one) for own in vectors for one in own),
+                *(to_tensor(array) for own in vectors for array in own),
             ]
 
         inputs = [
@@ -176,7 +176,7 @@ class Link:
         answered = PushAnswerLayout(kinds, self._model)
         dtypes = [tf.int64, *answered.dtypes]
         iterations, *tensors = host_call(
-            on_host, [*inputs, *(one for own in given for one in own)], dtypes, name="tfdist_servers"
+            on_host, [*inputs, *(part for shard in given for part in shard)], dtypes, name="tfdist_servers"
         )
         answered.assign_to(self._variables, tensors)
         iterations.set_shape(())
@@ -246,8 +246,8 @@ class Link:
         """Assigns averages after `fit`, as the chief sends its own to servers only when it reads or saves again."""
         if self._is_finalized:
             with self._lock:
-                found = self._session.final()
-            for variable, value in zip(self._variables, found, strict=True):
+                averages = self._session.final()
+            for variable, value in zip(self._variables, averages, strict=True):
                 variable.assign(value)
 
     def newest_version(self) -> int:
@@ -280,20 +280,20 @@ class Link:
         """Gives the servers what the chief's program has assigned, by `load_weights`, `set_weights` or a callback."""
         if not self._is_chief:
             return
-        own = [array_of(variable) for variable in self._variables]
-        if any(one.tobytes() != other.tobytes() for one, other in zip(own, self._read(), strict=True)):
-            self._session.put(own)
+        arrays = [array_of(variable) for variable in self._variables]
+        if any(array.tobytes() != other.tobytes() for array, other in zip(arrays, self._read(), strict=True)):
+            self._session.put(arrays)
 
     def _placed(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns a gradient for each variable of the optimizer; None for variables that are not given."""
-        found = {id(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
+        by_id = {id(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
         unknown = [variable.path for variable in variables if id(variable) not in self.ids]
         if unknown:
             raise ValueError(
                 f"the optimizer {self._optimizer.name} was built without {', '.join(unknown[:3])}. Call `compile` "
                 "again after a change of `trainable`, or build the optimizer on all variables."
             )
-        return [found.get(id(variable)) for variable in self._variables]
+        return [by_id.get(id(variable)) for variable in self._variables]
 
     def _check_lazy(self, gradients: Sequence[Any]) -> None:
         for variable, gradient in zip(self._variables, gradients, strict=True):
@@ -314,7 +314,7 @@ class Link:
                     "again before you train with the other one."
                 )
             step = self._session.pushes
-            packed = [packer.packed(own, step) for packer, own in zip(self._packers, pushed, strict=False)]
+            packed = [packer.packed(gradients, step) for packer, gradients in zip(self._packers, pushed, strict=False)]
             vectors = self._session.step(packed or pushed, samples, rate, ticket)
             self._read = self._session.values
             self._is_finalized = False
@@ -369,13 +369,13 @@ class Link:
         )
 
     def _of_optimizer(self) -> tuple[list[slots_of.Slot], dict[str, Any]]:
-        own = optimizers.variables_of(self._optimizer)
-        slots = slots_of.slots_of_built(self._optimizer, own)
+        variables = optimizers.variables_of(self._optimizer)
+        slots = slots_of.slots_of_built(self._optimizer, variables)
         places = {id(variable): place for place, variable in enumerate(self._variables)}
         placed = [
-            slots_of.Slot(places[id(own[slot.variable])], slot.name, slot.value)
+            slots_of.Slot(places[id(variables[slot.variable])], slot.name, slot.value)
             for slot in slots
-            if id(own[slot.variable]) in places
+            if id(variables[slot.variable]) in places
         ]
         return placed, slots_of.scalars_of(self._optimizer, slots)
 
@@ -392,11 +392,12 @@ class Link:
     def _prepared(self, gradients: Sequence[Any]) -> list[Any]:
         """Returns gradients as they are sent: unscaled, and clipped if that is done here."""
         given = [
-            one if isinstance(one, (tf.IndexedSlices, type(None))) else tf.convert_to_tensor(one) for one in gradients
+            gradient if isinstance(gradient, (tf.IndexedSlices, type(None))) else tf.convert_to_tensor(gradient)
+            for gradient in gradients
         ]
         if self._optimizer.loss_scale_factor is not None:
             factor = 1 / self._optimizer.loss_scale_factor
-            given = [None if one is None else tf.math.scalar_mul(factor, one) for one in given]
+            given = [None if gradient is None else tf.math.scalar_mul(factor, gradient) for gradient in given]
         if self._clips and (self._optimizer.clipnorm or self._optimizer.global_clipnorm):
             given = optimizers.clipped(self._optimizer, given)
         return given

@@ -19,7 +19,8 @@ def kinds_of(gradients: Sequence[Any], model: Model) -> list[tuple[Kind, ...]]:
         model: description of the variables on the servers.
     """
     kinds: list[Kind] = [
-        "none" if one is None else "sparse" if isinstance(one, tf.IndexedSlices) else "dense" for one in gradients
+        "none" if gradient is None else "sparse" if isinstance(gradient, tf.IndexedSlices) else "dense"
+        for gradient in gradients
     ]
     return [tuple(kinds[part.variable] for part in parts) for parts in model.dealing.shards]
 
@@ -64,11 +65,13 @@ class PushAnswerLayout:
 
     def __init__(self, kinds: Sequence[Sequence[Kind]], model: Model) -> None:
         self._model = model
-        self._kinds: list[list[Kind]] = [["sparse" if kind == "sparse" else "dense" for kind in own] for own in kinds]
+        self._kinds: list[list[Kind]] = [
+            ["sparse" if kind == "sparse" else "dense" for kind in shard_kinds] for shard_kinds in kinds
+        ]
         self.dtypes: list[tf.DType] = []
-        for own, shapes in zip(self._kinds, model.shapes, strict=True):
-            self.dtypes += [tf.as_dtype(dtype) for dtype in shapes.layout(own).dtypes]
-            for kind, dtype in zip(own, shapes.dtypes, strict=True):
+        for shard_kinds, shapes in zip(self._kinds, model.shapes, strict=True):
+            self.dtypes += [tf.as_dtype(dtype) for dtype in shapes.layout(shard_kinds).dtypes]
+            for kind, dtype in zip(shard_kinds, shapes.dtypes, strict=True):
                 self.dtypes += [tf.as_dtype(dtype), tf.int64] if kind == "sparse" else []
 
     def assign_to(self, variables: Sequence[Any], tensors: Sequence[tf.Tensor]) -> None:
@@ -95,6 +98,6 @@ class PushAnswerLayout:
                     rows.set_shape((None, *shapes.shapes[place][1:]))
                     indices.set_shape((None,))
                     variables[part.variable].value.scatter_update(tf.IndexedSlices(rows, indices + part.begin))
-        for number, own in parts.items():
-            ordered = [value for _, value in sorted(own, key=lambda pair: pair[0])]
+        for number, pieces in parts.items():
+            ordered = [value for _, value in sorted(pieces, key=lambda pair: pair[0])]
             variables[number].assign(ordered[0] if len(ordered) == 1 else tf.concat(ordered, 0))

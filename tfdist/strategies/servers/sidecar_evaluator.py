@@ -70,7 +70,7 @@ class SidecarEvaluator:
         Raises:
             PeerLostError: a parameter server has been away for too long.
         """
-        found: list[dict[str, float]] = []
+        evaluations: list[dict[str, float]] = []
         seen = -1
         while True:
             is_over = self._extended.over.is_set()
@@ -78,13 +78,13 @@ class SidecarEvaluator:
                 if self._extended.version(self._model) != seen:
                     logs = self._model.evaluate(**self._arguments, return_dict=True)
                     seen = self._extended.version(self._model, reads=False)
-                    found.append({**logs, "iterations": seen})
+                    evaluations.append({**logs, "iterations": seen})
             except TfdistError:
-                if not found or not self._extended.over.is_set():
+                if not evaluations or not self._extended.over.is_set():
                     raise
-                return found  # the servers have ended with the job
-            if is_over or len(found) == self._most:
-                return found
+                return evaluations  # the servers have ended with the job
+            if is_over or len(evaluations) == self._most:
+                return evaluations
             self._extended.over.wait(_LOOK_SECONDS)
 
 
@@ -126,9 +126,9 @@ def _history(model: Any, logs: list[dict[str, float]]) -> keras.callbacks.Histor
     """Returns what `fit` returns: the history of the evaluations."""
     history = keras.callbacks.History()
     history.set_model(model)
-    history.epoch = [int(one["iterations"]) for one in logs]
-    for one in logs:
-        for name, value in one.items():
+    history.epoch = [int(evaluation["iterations"]) for evaluation in logs]
+    for evaluation in logs:
+        for name, value in evaluation.items():
             if name != "iterations":
                 history.history.setdefault(f"val_{name}", []).append(value)
     return history

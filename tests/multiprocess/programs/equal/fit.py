@@ -65,8 +65,8 @@ def a_metric_that_one_rank_resets():
     """The metric belongs to no model; rank 0 alone resets it after each step, also after the last of an epoch."""
     model = shared_mlp()
     with strategy.scope():
-        own = keras.metrics.Sum()
-    reset = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: own.reset_state())
+        metric = keras.metrics.Sum()
+    reset = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: metric.reset_state())
     return fitted(model, callbacks=[reset] if strategy.rank == 0 else [])
 
 
@@ -104,9 +104,9 @@ def arrays_shuffled_without_a_seed():
 def arrays_shuffled_with_a_seed():
     model = shared_mlp()
     keras.utils.set_random_seed(5)
-    found = fitted(model, shuffle=True)
+    results = fitted(model, shuffle=True)
     tf.random.set_seed(None)
-    return found
+    return results
 
 
 @case
@@ -133,9 +133,9 @@ def several_inputs_and_outputs():
             metrics={"digit": ["accuracy"], "parity": ["mae"]},
         )
     x, y = {"a": X[:, :32], "b": X[:, 32:]}, {"digit": Y, "parity": (Y % 2).reshape(-1, 1).astype("float64")}
-    found = fitted(model, x, y)
-    found["outputs"] = {name: part.tolist() for name, part in model.predict(x, batch_size=25, verbose=0).items()}
-    return found
+    results = fitted(model, x, y)
+    results["outputs"] = {name: part.tolist() for name, part in model.predict(x, batch_size=25, verbose=0).items()}
+    return results
 
 
 @case
@@ -172,8 +172,8 @@ def initial_epoch():
 @case
 def train_on_batch():
     model = shared_mlp()
-    own = slice(strategy.rank, 40, strategy.size)  # every rank brings its own part
-    logs = [model.train_on_batch(X[own], Y[own], return_dict=True) for _ in range(2)]
+    rows = slice(strategy.rank, 40, strategy.size)  # every rank brings its own part
+    logs = [model.train_on_batch(X[rows], Y[rows], return_dict=True) for _ in range(2)]
     return {**numbers(model), "logs": logs}
 
 
@@ -189,9 +189,9 @@ def prediction_over_files():
         (folder / f"{number}.txt").write_text("\n".join(str(number * 10 + line) for line in range(10)))
     lines = tf.data.TextLineDataset([str(folder / f"{number}.txt") for number in range(4)])
     data = lines.map(lambda line: tf.fill([64], tf.strings.to_number(line, tf.float64))).batch(6)
-    found = {"outputs": shared_mlp().predict(data, verbose=0).tolist()}
+    results = {"outputs": shared_mlp().predict(data, verbose=0).tolist()}
     shutil.rmtree(folder)
-    return found
+    return results
 
 
 @spread
@@ -210,8 +210,8 @@ def distributed_dataset():
     """With a last batch of one row, in `fit`, validation and `evaluate`."""
     data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X[:97], Y[:97])).batch(32))
     model = shared_mlp()
-    found = fitted(model, data, None, validation_data=data, batch_size=None)
-    return {**found, "evaluated": model.evaluate(data, verbose=0)}
+    results = fitted(model, data, None, validation_data=data, batch_size=None)
+    return {**results, "evaluated": model.evaluate(data, verbose=0)}
 
 
 @case

@@ -33,11 +33,11 @@ def sparse_gradients_stay_sparse():
         )
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     before = strategy.communication()["bytes"]
-    found = fitted(model, (np.arange(64 * 6).reshape(64, 6) * 37) % words, Y[:64])
+    results = fitted(model, (np.arange(64 * 6).reshape(64, 6) * 37) % words, Y[:64])
     sent = strategy.communication()["bytes"] - before
     assert sent < words * width * 8 / 4, f"four steps sent {sent} bytes; one dense gradient is {words * width * 8}"
-    found["weights"] = found["weights"][1:]
-    return found
+    results["weights"] = results["weights"][1:]
+    return results
 
 
 @case
@@ -159,14 +159,14 @@ def stateful_metrics():
             keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="c"),
         ]
     model = mlp(metrics=metrics)
-    found = fitted(model, validation_data=(X[:41], Y[:41]))
+    results = fitted(model, validation_data=(X[:41], Y[:41]))
     with strategy.scope():
         binary = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(1, activation="sigmoid")])
         binary.compile("sgd", "binary_crossentropy", metrics=["AUC", "Precision", "F1Score"])
-    found["binary"] = binary.fit(
+    results["binary"] = binary.fit(
         X, (Y % 2).reshape(-1, 1), batch_size=32, epochs=1, shuffle=False, verbose=0
     ).history  # fmt: skip
-    return found
+    return results
 
 
 @case

@@ -71,7 +71,7 @@ def shards_of_unequal_length():
 @case
 def reductions():
     rank, size = strategy.rank, strategy.size
-    found = {}
+    results = {}
     for dtype in ("float64", "float32", "float16", "bfloat16", "int32", "int64", "uint8", "complex64", "complex128"):
         value = tf.cast(tf.constant([1.0, 2.0, 3.0]) * (rank + 1), dtype)
         eager = strategy.reduce("SUM", value, axis=None)
@@ -80,7 +80,7 @@ def reductions():
         for got in (eager, in_graph):
             assert got.dtype == expected.dtype, (got, expected)
             assert bool(tf.reduce_all(got == expected)), (dtype, got, expected)
-        found[dtype] = np.abs(np.asarray(tf.cast(eager, "complex128"))).tolist() if size == 1 else None
+        results[dtype] = np.abs(np.asarray(tf.cast(eager, "complex128"))).tolist() if size == 1 else None
     mean = strategy.reduce("MEAN", tf.constant(float(rank)), axis=None)
     assert float(mean) == (size - 1) / 2, mean
     uneven = tf.range(rank + 1.0)
@@ -121,8 +121,8 @@ def all_reduce_and_its_gradient():
     local = strategy.experimental_local_results(gradients)
     for index, gradient in enumerate(local):
         # The gradient of a sum over all replicas is summed over all replicas: each has d(y)/d(y) = 1.
-        own = strategy.rank * len(local) + index + 1.0
-        assert float(gradient) == replicas * 2 * own, (gradient, own)
+        replica_value = strategy.rank * len(local) + index + 1.0
+        assert float(gradient) == replicas * 2 * replica_value, (gradient, replica_value)
 
     def mean():
         return tf.distribute.get_replica_context().all_reduce("mean", {"a": tf.constant(2.0), "b": [tf.constant(3.0)]})
@@ -161,8 +161,8 @@ def subclass_of_the_strategy_counts_samples():
     class Own(tfdist.AllReduceStrategy):
         pass
 
-    own = Own(devices=["CPU:0"])
-    with own.scope():
+    subclassed = Own(devices=["CPU:0"])
+    with subclassed.scope():
         model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return fitted(model, X[:33], Y[:33])
@@ -190,9 +190,9 @@ def several_outputs_without_samples():
 @case
 def predict_on_batch_is_of_own_rows():
     model = shared_mlp()
-    own = model.predict_on_batch(X[: 5 + strategy.rank])
-    assert own.shape == (5 + strategy.rank, 10)
-    np.testing.assert_allclose(own, model(X[: 5 + strategy.rank]))
+    predictions = model.predict_on_batch(X[: 5 + strategy.rank])
+    assert predictions.shape == (5 + strategy.rank, 10)
+    np.testing.assert_allclose(predictions, model(X[: 5 + strategy.rank]))
     return {}
 
 

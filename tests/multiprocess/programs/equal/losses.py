@@ -132,8 +132,8 @@ def a_root_of_a_mean_is_of_the_share():
     def loss(y_true, y_pred):
         return ops.sqrt(ops.mean(ops.square(y_pred - ops.one_hot(ops.cast(y_true, "int32"), 10, dtype=y_pred.dtype))))
 
-    found = fitted(mlp(loss=loss))
-    return {"ranks_only": found["weights"], "near": found["history"]["loss"]}
+    results = fitted(mlp(loss=loss))
+    return {"ranks_only": results["weights"], "near": results["history"]["loss"]}
 
 
 class OwnSum(keras.Model):

@@ -24,7 +24,7 @@ for file in sorted(Path(__file__).parent.glob("*.py")):
 
 def main():
     chosen = os.environ["TEST_CASES"].split(",")
-    found = {}
+    results = {}
     for name, function in CASES.items():
         if name not in chosen:
             continue
@@ -34,15 +34,15 @@ def main():
         print("CASE", name, flush=True)
         begin = time.process_time()
         try:
-            found[name] = function()
+            results[name] = function()
         except Exception as error:
             traceback.print_exc()
             if strategy.extended.group.failure is not None:
                 raise
-            found[name] = {"error": f"{type(error).__name__}: {error}"}
+            results[name] = {"error": f"{type(error).__name__}: {error}"}
         print("SECONDS", name, round(time.process_time() - begin, 1), flush=True)
     with open(f"{sys.argv[1]}/{strategy.rank}.json", "w") as file:
-        json.dump(found, file, default=np.ndarray.tolist)
+        json.dump(results, file, default=np.ndarray.tolist)
 
 
 main()

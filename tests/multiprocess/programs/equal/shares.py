@@ -32,13 +32,13 @@ def depthwise_convolution_without_samples():
 @spread
 def convolution_without_samples():
     layers = [keras.layers.Conv2D(4, 3), keras.layers.MaxPooling2D(), keras.layers.Flatten(), keras.layers.Dense(10)]
-    found = fitted(model_of(*layers, shape=(8, 8, 1)), IMAGES, Y[:33])
+    results = fitted(model_of(*layers, shape=(8, 8, 1)), IMAGES, Y[:33])
     with strategy.scope():
         low = keras.Sequential(
             [keras.layers.Input((8, 8, 1)), keras.layers.Conv2D(4, 3, dtype="float32"), keras.layers.Flatten()]
         )
-    found["float32"] = low.predict(IMAGES[:1], verbose=0).tolist()  # by oneDNN
-    return found
+    results["float32"] = low.predict(IMAGES[:1], verbose=0).tolist()  # by oneDNN
+    return results
 
 
 @spread

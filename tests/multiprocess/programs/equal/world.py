@@ -64,10 +64,10 @@ def shared_mlp():
 
 
 def numbers(model, history=None):
-    found = {"weights": [np.asarray(w, np.float64).ravel().tolist() for w in model.get_weights()]}
+    results = {"weights": [np.asarray(w, np.float64).ravel().tolist() for w in model.get_weights()]}
     if history is not None:
-        found["history"] = history.history
-    return found
+        results["history"] = history.history
+    return results
 
 
 def fitted(model, x=X, y=Y, **arguments):

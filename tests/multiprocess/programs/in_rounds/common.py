@@ -16,14 +16,14 @@ def dealt(cases, place, among):
 
 def assert_alike(model, what="weights"):
     """All processes have the same bits."""
-    for place, one in enumerate(getattr(model, what)):
-        everyone = tfdist.all_gather(tf.constant(one.numpy()[None]))
-        assert (everyone.numpy() == everyone.numpy()[0]).all(), f"{what} {place} {one.path}"
+    for place, variable in enumerate(getattr(model, what)):
+        everyone = tfdist.all_gather(tf.constant(variable.numpy()[None]))
+        assert (everyone.numpy() == everyone.numpy()[0]).all(), f"{what} {place} {variable.path}"
 
 
 def assert_close(model, expected, rtol=1e-9):
-    for one, other in zip(model.get_weights(), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=rtol * np.abs(other).max())
+    for weight, other in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=0, atol=rtol * np.abs(other).max())
 
 
 def sums_are_those_of_the_whole_batch(linear, strategy, place):
@@ -43,16 +43,16 @@ def sums_are_those_of_the_whole_batch(linear, strategy, place):
     )
     for loss in dealt(losses, place, 2):
         results = []
-        for one in (tf.distribute.get_strategy(), strategy):
-            with one.scope():
-                model = linear(one)
+        for current_strategy in (tf.distribute.get_strategy(), strategy):
+            with current_strategy.scope():
+                model = linear(current_strategy)
                 model.compile(keras.optimizers.SGD(0.002), loss)
             history = model.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0).history
             evaluated = model.evaluate(x, y, batch_size=12, verbose=0)
             results.append((model, history["loss"], evaluated))
-        (plain, expected, wanted), (model, found, got) = results
+        (plain, expected, wanted), (model, loss_history, got) = results
         assert_close(model, plain.get_weights())
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        np.testing.assert_allclose(loss_history, expected, rtol=1e-6)
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
@@ -71,7 +71,7 @@ class Sets(keras.callbacks.Callback):
         self.epoch = epoch
         self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) / 2
         if epoch == 1:
-            self.model.set_weights([one / 2 for one in self.model.get_weights()])
+            self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
 
     def on_train_batch_end(self, batch, logs=None):
         if (self.epoch, batch) == self.stop:
@@ -104,13 +104,13 @@ def callbacks_set_rates_and_weights(linear, strategy):
     """
     x = np.random.default_rng(1).normal(size=(48, 5))
     results = []
-    for one in (tf.distribute.get_strategy(), strategy):
-        model = linear(one)
+    for current_strategy in (tf.distribute.get_strategy(), strategy):
+        model = linear(current_strategy)
         history = model.fit(x, x[:, :3], batch_size=12, epochs=3, shuffle=False, verbose=0, callbacks=[Sets()]).history
         results.append((model, history["loss"]))
-    (plain, expected), (model, found) = results
+    (plain, expected), (model, losses) = results
     assert_close(model, plain.get_weights())
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
 
 def gradient(weights, x, y):

@@ -47,24 +47,24 @@ class Late:
     """Momentum with gradients that are a step late; an epoch's last one is used at its end."""
 
     def __init__(self, momentum=0.0, clip=None):
-        self.weights, self.momentum, self.clip = [one.copy() for one in START], momentum, clip
-        self.velocity = [np.zeros_like(one) for one in START]
+        self.weights, self.momentum, self.clip = [weight.copy() for weight in START], momentum, clip
+        self.velocity = [np.zeros_like(weight) for weight in START]
         self.rate = RATE
 
     def epoch(self, batches=7):
         waiting = None
         for begin in range(0, ROWS, BATCH)[:batches]:
-            found = gradient(self.weights, X[begin : begin + BATCH], Y[begin : begin + BATCH])
+            gradients = gradient(self.weights, X[begin : begin + BATCH], Y[begin : begin + BATCH])
             self.update(waiting)
-            waiting = found
+            waiting = gradients
         self.update(waiting)
 
     def update(self, gradients):
         if gradients is None:
             return
         if self.clip:
-            norm = np.sqrt(sum(np.sum(one**2) for one in gradients))
-            gradients = [one * min(1, self.clip / norm) for one in gradients]
+            norm = np.sqrt(sum(np.sum(array**2) for array in gradients))
+            gradients = [array * min(1, self.clip / norm) for array in gradients]
         self.velocity = [self.momentum * v - self.rate * g for v, g in zip(self.velocity, gradients, strict=True)]
         self.weights = [w + v for w, v in zip(self.weights, self.velocity, strict=True)]
 
@@ -101,13 +101,13 @@ def features():
     )
     for optimizer in dealt(optimizers, 0, 2):
         model = linear(strategy(), optimizer=optimizer, metrics=["mae"])
-        found = fit(model, epochs=6, validation_data=(X, Y))
+        history = fit(model, epochs=6, validation_data=(X, Y))
         assert_alike(model)
-        assert found["loss"][-1] < found["loss"][0]
+        assert history["loss"][-1] < history["loss"][0]
         if model.optimizer.use_ema:  # the averages are the weights from the end of `fit` on
             continue
-        np.testing.assert_allclose(found["val_loss"][-1], model.evaluate(X, Y, verbose=0)[0])
-        np.testing.assert_allclose(found["val_loss"][-1], np.mean((model.predict(X, verbose=0) - Y) ** 2))
+        np.testing.assert_allclose(history["val_loss"][-1], model.evaluate(X, Y, verbose=0)[0])
+        np.testing.assert_allclose(history["val_loss"][-1], np.mean((model.predict(X, verbose=0) - Y) ** 2))
 
 
 def callbacks():
@@ -117,7 +117,7 @@ def callbacks():
     for epoch, batches in enumerate((7, 7, 3)):
         reference.rate /= 2
         if epoch == 1:
-            reference.weights = [one / 2 for one in reference.weights]
+            reference.weights = [weight / 2 for weight in reference.weights]
         reference.epoch(batches)
     assert int(model.optimizer.iterations) == 17
     assert_close(model, reference.weights)
@@ -172,11 +172,11 @@ def compressed():
     with made.scope():
         model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(300, "tanh"), keras.layers.Dense(3)])
         model.compile(keras.optimizers.SGD(0.02), "mse")
-    found = fit(model, epochs=8)["loss"]
-    assert found[-1] < found[0] / 2, found
+    losses = fit(model, epochs=8)["loss"]
+    assert losses[-1] < losses[0] / 2, losses
     assert_alike(model)
     if size > 1:
-        assert all(one["sent_bytes"] < one["plain_bytes"] for one in made.compression().values())
+        assert all(stats["sent_bytes"] < stats["plain_bytes"] for stats in made.compression().values())
 
 
 def restarted():

@@ -61,15 +61,15 @@ def fit(model, epochs=EPOCHS, **how):
 def line(size, number=0):
     """A path through all processes, weighted by Metropolis and Hastings."""
     matrix = np.zeros([size, size])
-    degrees = [1 if one in (0, size - 1) else 2 for one in range(size)]
-    for one in range(size - 1):
-        matrix[one, one + 1] = matrix[one + 1, one] = 1 / (1 + max(degrees[one], degrees[one + 1]))
+    degrees = [1 if node in (0, size - 1) else 2 for node in range(size)]
+    for node in range(size - 1):
+        matrix[node, node + 1] = matrix[node + 1, node] = 1 / (1 + max(degrees[node], degrees[node + 1]))
     return matrix + np.diag(1 - matrix.sum(axis=1))
 
 
 def golden():
     """Trajectories of a few steps, after each epoch: D-PSGD in both forms, and CHOCO-SGD."""
-    path = {one: [other for other in (one - 1, one + 1) if 0 <= other < size] for one in range(size)}
+    path = {node: [other for other in (node - 1, node + 1) if 0 <= other < size] for node in range(size)}
     coarse = {"compression": by_size({0: None, 10: TopK(0.2)})}
     cases = (  # on two processes, and on more
         ({}, {}),
@@ -122,10 +122,10 @@ def synchronous():
         return model, fit(model, validation_data=(X[:24], Y[:24]))
 
     plain, expected = trained(tf.distribute.get_strategy())
-    model, found = trained(tfdist.GossipStrategy(topology="complete"))
+    model, history = trained(tfdist.GossipStrategy(topology="complete"))
     assert_close(model, plain.get_weights())
     for name in ("val_loss", "val_mae"):
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9)
+        np.testing.assert_allclose(history[name], expected[name], rtol=1e-9)
     np.testing.assert_allclose(model.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-8)
     np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-9)
     sums_are_those_of_the_whole_batch(linear, tfdist.GossipStrategy(topology="complete"), 1)
@@ -178,11 +178,11 @@ def features():
         reports, stale = tfdist.callbacks.Communication(), tfdist.callbacks.StalenessReport()
         stopping = keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=10.0)
         before = model.evaluate(X, Y, verbose=0)[0]
-        found = fit(model, epochs=6, validation_data=(X[:21], Y[:21]), callbacks=[stopping, reports, stale])
+        history = fit(model, epochs=6, validation_data=(X[:21], Y[:21]), callbacks=[stopping, reports, stale])
         assert_alike(model)
-        assert len(found["loss"]) == 2, found
-        everyone = tfdist.all_gather(tf.constant([[found[name][-1] for name in sorted(found)]])).numpy()
-        assert (everyone == everyone[0]).all(), (sorted(found), everyone)
+        assert len(history["loss"]) == 2, history
+        everyone = tfdist.all_gather(tf.constant([[history[name][-1] for name in sorted(history)]])).numpy()
+        assert (everyone == everyone[0]).all(), (sorted(history), everyone)
         assert model.evaluate(X, Y, verbose=0)[0] < before
         assert len(model.predict(X, verbose=0)) == ROWS
         assert len(reports.history["replica_distance"]) == 2, reports.history
@@ -261,9 +261,9 @@ def again():
 
         fit(model, epochs=1, callbacks=[Resets()])
         assert_close(model, START)
-        model.set_weights([one + 1 for one in START])
+        model.set_weights([weight + 1 for weight in START])
         model.evaluate(X, Y, verbose=0)
-        assert_close(model, [one + 1 for one in START])
+        assert_close(model, [weight + 1 for weight in START])
 
 
 def uneven():
@@ -290,7 +290,7 @@ def uneven():
     model.fit(strategy.distribute_datasets_from_function(of_the_first), epochs=2, verbose=0)
     reference = Training(START, 1)
     for _ in range(2):
-        reference.epoch([[(X[one : one + BATCH], Y[one : one + BATCH])] for one in range(0, ROWS, BATCH)])
+        reference.epoch([[(X[begin : begin + BATCH], Y[begin : begin + BATCH])] for begin in range(0, ROWS, BATCH)])
     assert_close(model, reference.weights[0])
 
 
@@ -306,13 +306,13 @@ def compressed():
         model.build((None, 5))
         fit(model, epochs=1)
         before = strategy.communication()["bytes"]
-        found = fit(model, epochs=10)["loss"]
+        losses = fit(model, epochs=10)["loss"]
         sent[repr(compression)] = strategy.communication()["bytes"] - before
-        assert found[-1] < found[0] / 2, found
+        assert losses[-1] < losses[0] / 2, losses
         assert_alike(model)
     if size > 1:
         plain, *others = sent.values()
-        assert all(one < plain * 0.7 for one in others), sent
+        assert all(byte_count < plain * 0.7 for byte_count in others), sent
 
 
 def restarted():
@@ -356,8 +356,8 @@ def waits_for_nobody():
         tfdist.barrier()
         strategy = tfdist.GossipStrategy(synchronization=synchronization)
         model = linear(strategy)
-        own = strategy.distribute_datasets_from_function(lambda context: data)
-        model.fit(own, epochs=1, verbose=0, callbacks=[Stands()])
+        dataset = strategy.distribute_datasets_from_function(lambda context: data)
+        model.fit(dataset, epochs=1, verbose=0, callbacks=[Stands()])
         assert_alike(model)
 
 

@@ -5,7 +5,7 @@ from common import gradient
 
 
 def descended(weights, x, y, rate):
-    return [one - rate * g for one, g in zip(weights, gradient(weights, x, y), strict=True)]
+    return [weight - rate * g for weight, g in zip(weights, gradient(weights, x, y), strict=True)]
 
 
 def mixed(matrix, everyone):
@@ -19,17 +19,17 @@ def mean(everyone):
 
 def ring(size, number=0):
     matrix = np.zeros([size, size])
-    for one in range(size):
-        for other in {(one - 1) % size, one, (one + 1) % size}:
-            matrix[one, other] = 1
+    for node in range(size):
+        for other in {(node - 1) % size, node, (node + 1) % size}:
+            matrix[node, other] = 1
     return matrix / matrix.sum(axis=1, keepdims=True)
 
 
 def exponential(size, number):
     hop = 2 ** (number % max(1, int(np.ceil(np.log2(size)))))
     matrix = np.eye(size) / 2
-    for one in range(size):
-        matrix[one, (one - hop) % size] += 0.5
+    for node in range(size):
+        matrix[node, (node - hop) % size] += 0.5
     return matrix
 
 
@@ -47,14 +47,14 @@ class Training:
     """
 
     def __init__(self, start, size, matrix=ring, every=1, overlaps=False, rate=1 / 16, kept=None, consensus=1.0):
-        self.weights = [[one.copy() for one in start] for _ in range(size)]
+        self.weights = [[weight.copy() for weight in start] for _ in range(size)]
         self.matrix, self.every, self.overlaps, self.rate = matrix, every, overlaps, rate
         self.kept, self.consensus = kept, consensus
 
     def epoch(self, batches):
         """Trains; leaves the processes' weights before the end in `apart`."""
         size, number, under_way = len(self.weights), 0, None
-        copies = [[one.copy() for one in weights] for weights in self.weights]
+        copies = [[weight.copy() for weight in weights] for weights in self.weights]
         for step, batch in enumerate(batches):
             self.weights = [descended(w, x, y, self.rate) for w, (x, y) in zip(self.weights, batch, strict=True)]
             if (step + 1) % self.every:
@@ -73,23 +73,23 @@ class Training:
 
     def changes(self, weights, matrix):
         return [
-            [new - old for new, old in zip(one, own, strict=True)]
-            for one, own in zip(mixed(matrix, weights), weights, strict=True)
+            [new - old for new, old in zip(after, before, strict=True)]
+            for after, before in zip(mixed(matrix, weights), weights, strict=True)
         ]
 
     def compressed(self, copies, matrix):
-        for own, copy in zip(self.weights, copies, strict=True):
-            difference = (own[0] - copy[0]).reshape(-1)
+        for weights, copy in zip(self.weights, copies, strict=True):
+            difference = (weights[0] - copy[0]).reshape(-1)
             largest = np.argsort(-np.abs(difference), kind="stable")[: self.kept]
             copy[0].reshape(-1)[largest] += difference[largest]
-            copy[1] = own[1].copy()  # vectors are sent as they are
-        return [[self.consensus * one[0], one[1]] for one in self.changes(copies, matrix)]
+            copy[1] = weights[1].copy()  # vectors are sent as they are
+        return [[self.consensus * change[0], change[1]] for change in self.changes(copies, matrix)]
 
     def add(self, changes):
         if changes is not None:
             self.weights = [
-                [x + c for x, c in zip(own, change, strict=True)]
-                for own, change in zip(self.weights, changes, strict=True)
+                [x + c for x, c in zip(weights, change, strict=True)]
+                for weights, change in zip(self.weights, changes, strict=True)
             ]
 
     def distance(self):

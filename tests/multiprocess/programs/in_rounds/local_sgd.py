@@ -110,11 +110,11 @@ def synchronous():
         plain = linear(None, momentum, metrics=["mae"])
         expected = fit(plain, rows=51, validation_data=(X[:21], Y[:21]))  # some processes have no row of the last batch
         model = linear(tfdist.LocalSGDStrategy(**arguments), momentum, metrics=["mae"])
-        found = fit(model, rows=51, validation_data=(X[:21], Y[:21]))
+        history = fit(model, rows=51, validation_data=(X[:21], Y[:21]))
         assert_close(model, plain.get_weights())
         assert_alike(model)
         for name in ("val_loss", "val_mae"):
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-9)
+            np.testing.assert_allclose(history[name], expected[name], rtol=1e-9)
         if "start_after" not in arguments or size > 1:
             np.testing.assert_allclose(model.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-8)
         np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-9)
@@ -150,7 +150,7 @@ class Own(keras.Sequential):
 def of_several():
     """An optimizer for biases and another one for the rest."""
     of_biases, of_others = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5)
-    return keras.optimizers.MultiOptimizer(lambda one: of_biases if one.path.endswith("bias") else of_others)
+    return keras.optimizers.MultiOptimizer(lambda variable: of_biases if variable.path.endswith("bias") else of_others)
 
 
 def features():
@@ -175,12 +175,12 @@ def features():
         model = deep(strategy, optimizer, "mixed_float16" if scaled else None, model=Own)
         stopping = keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=10.0)
         before = model.evaluate(X, Y, verbose=0)[0]
-        found = fit(model, epochs=6, validation_data=(X[:21], Y[:21]), callbacks=[stopping])
+        history = fit(model, epochs=6, validation_data=(X[:21], Y[:21]), callbacks=[stopping])
         assert_alike(model)
-        assert len(found["loss"]) == 2, found
-        assert np.isfinite(found["mine"]).all(), found
-        everyone = tfdist.all_gather(tf.constant([[found[name][-1] for name in sorted(found)]])).numpy()
-        assert (everyone == everyone[0]).all(), (sorted(found), everyone)
+        assert len(history["loss"]) == 2, history
+        assert np.isfinite(history["mine"]).all(), history
+        everyone = tfdist.all_gather(tf.constant([[history[name][-1] for name in sorted(history)]])).numpy()
+        assert (everyone == everyone[0]).all(), (sorted(history), everyone)
         assert model.evaluate(X, Y, verbose=0)[0] < before
         assert len(model.predict(X, verbose=0)) == ROWS
 
@@ -200,7 +200,7 @@ def loops():
 
     step = stepping(strategy, model)
 
-    equal = [[(X[one : one + 2], Y[one : one + 2])] * size for one in range(0, 14, 2)]  # as samples are not counted
+    equal = [[(X[row : row + 2], Y[row : row + 2])] * size for row in range(0, 14, 2)]  # as samples are not counted
     for place, batch in enumerate(equal):
         batch = [(x + other, y) for other, (x, y) in enumerate(batch)]
         equal[place] = batch
@@ -251,8 +251,8 @@ def again():
         frozen = model.get_weights()
         model.compile(keras.optimizers.Adam(), "mse")
     fit(model, epochs=1)
-    for place, (one, other) in enumerate(zip(model.get_weights(), frozen, strict=True)):
-        assert (one == other).all() == (place < 2), place
+    for place, (weight, other) in enumerate(zip(model.get_weights(), frozen, strict=True)):
+        assert (weight == other).all() == (place < 2), place
     assert_alike(model)
 
 
@@ -306,13 +306,13 @@ def compressed():
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(300, "tanh"), keras.layers.Dense(3)])
         model.compile(keras.optimizers.SGD(0.05), "mse")
-    found = fit(model, epochs=8)["loss"]
-    assert found[-1] < found[0] / 2, found
+    losses = fit(model, epochs=8)["loss"]
+    assert losses[-1] < losses[0] / 2, losses
     assert_alike(model)
     traffic = strategy.compression()
     if size > 1:
         assert traffic, traffic
-        assert all(one["sent_bytes"] < one["plain_bytes"] for one in traffic.values()), traffic
+        assert all(stats["sent_bytes"] < stats["plain_bytes"] for stats in traffic.values()), traffic
 
 
 def restarted():

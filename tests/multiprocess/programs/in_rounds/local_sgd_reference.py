@@ -13,7 +13,7 @@ class Momentum:
 
     def step(self, weights, gradients):
         if self.velocity is None:
-            self.velocity = [np.zeros_like(one) for one in weights]
+            self.velocity = [np.zeros_like(weight) for weight in weights]
         self.velocity = [self.momentum * v - self.rate * g for v, g in zip(self.velocity, gradients, strict=True)]
         if self.nesterov:
             ahead = [self.momentum * v - self.rate * g for v, g in zip(self.velocity, gradients, strict=True)]
@@ -31,7 +31,7 @@ class Process:
     """
 
     def __init__(self, weights, rate, momentum):
-        self.weights = [one.copy() for one in weights]
+        self.weights = [weight.copy() for weight in weights]
         self.inner = Momentum(rate, momentum)
         self.samples = [0] * len(weights)  # since each variable was exchanged
 
@@ -43,7 +43,7 @@ class Process:
 def mean(arrays, counts):
     """Weighted by counts."""
     total = sum(counts)
-    return sum(one * (count / total) for one, count in zip(arrays, counts, strict=True))
+    return sum(array * (count / total) for array, count in zip(arrays, counts, strict=True))
 
 
 class Training:
@@ -80,7 +80,7 @@ class Training:
         averages_slots=False,
     ):
         self.processes = [Process(start, rate, momentum) for _ in range(size)]
-        self.centre = [one.copy() for one in start]
+        self.centre = [weight.copy() for weight in start]
         self.interval, self.outer, self.elastic = interval, outer, elastic
         self.parts = [[0, 1]] if fragments == 1 else [[0], [1]]
         self.delay, self.mix, self.start_after, self.averages_slots = delay, mix, start_after, averages_slots
@@ -118,7 +118,7 @@ class Training:
             if sum(process.samples[self.parts[number][0]] for process in self.processes):
                 self.end(number, self.begin(number))
         for process in self.processes:
-            process.weights = [one.copy() for one in self.centre]
+            process.weights = [weight.copy() for weight in self.centre]
         self.spaced = None
 
     spaced = None
@@ -135,23 +135,26 @@ class Training:
         weights = [mean([process.weights[i] for process in self.processes], counts) for i in (0, 1)]
         velocity = [mean([process.inner.velocity[i] for process in self.processes], counts) for i in (0, 1)]
         for process in self.processes:
-            process.weights, process.inner.velocity = [one.copy() for one in weights], [one.copy() for one in velocity]
+            process.weights, process.inner.velocity = (
+                [array.copy() for array in weights],
+                [array.copy() for array in velocity],
+            )
             process.samples = [0, 0]
         self.centre = weights
 
     def begin(self, number):
         """The mean difference from the centre."""
-        found = []
+        differences = []
         for i in self.parts[number]:
             counts = [process.samples[i] for process in self.processes]
-            found.append(mean([process.weights[i] - self.centre[i] for process in self.processes], counts))
+            differences.append(mean([process.weights[i] - self.centre[i] for process in self.processes], counts))
             if self.averages_slots:
                 velocity = mean([process.inner.velocity[i] for process in self.processes], counts)
                 for process in self.processes:
                     process.inner.velocity[i] = velocity.copy()
             for process in self.processes:
                 process.samples[i] = 0
-        return found
+        return differences
 
     def end(self, number, difference):
         places = self.parts[number]
@@ -165,8 +168,8 @@ class Training:
         for i, old, new in zip(places, before, centre, strict=True):
             self.centre[i] = new
             for process in self.processes:
-                own = process.weights[i]
+                weight = process.weights[i]
                 if self.elastic is not None:
-                    process.weights[i] = own + self.elastic / len(self.processes) * (old - own)
+                    process.weights[i] = weight + self.elastic / len(self.processes) * (old - weight)
                 else:
-                    process.weights[i] = self.mix * own + (1 - self.mix) * new
+                    process.weights[i] = self.mix * weight + (1 - self.mix) * new

@@ -39,8 +39,10 @@ def strategy(**arguments):
 
 def note(name, *models):
     """Hashes the weights of models, which all processes must have alike."""
-    everything = [one.numpy() for model in models for one in model.weights]
-    hashes.setdefault(name, []).append(zlib.crc32(b"".join(np.ascontiguousarray(one).tobytes() for one in everything)))
+    everything = [weight.numpy() for model in models for weight in model.weights]
+    hashes.setdefault(name, []).append(
+        zlib.crc32(b"".join(np.ascontiguousarray(weight).tobytes() for weight in everything))
+    )
 
 
 def linear(made, optimizer=None, **compiling):
@@ -51,14 +53,14 @@ def linear(made, optimizer=None, **compiling):
     return model
 
 
-def batches(of):
+def batches(process):
     """Rows of a process, whose batches are of a size of their own."""
-    rows = 2 + of
+    rows = 2 + process
     return [slice(rows * step, rows * (step + 1)) for step in range(STEPS)]
 
 
-def data(of):
-    chosen = np.concatenate([np.arange(ROWS)[one] for one in batches(of)])
+def data(process):
+    chosen = np.concatenate([np.arange(ROWS)[rows] for rows in batches(process)])
     return X[chosen], Y[chosen]
 
 
@@ -74,18 +76,18 @@ def fit(model, epochs=EPOCHS, **how):
 
 def reference(outer):
     """Rounds of two, two and one steps, the last one of which ends an epoch."""
-    centre, velocity = [one.copy() for one in START], [np.zeros_like(one) for one in START]
+    centre, velocity = [weight.copy() for weight in START], [np.zeros_like(weight) for weight in START]
     for _ in range(EPOCHS):
         for first in range(0, STEPS, EVERY):
-            means = [np.zeros_like(one) for one in START]
-            counts = [(2 + of) * len(batches(of)[first : first + EVERY]) for of in range(size)]
-            for of in range(size):
-                weights = [one.copy() for one in centre]
-                for rows in batches(of)[first : first + EVERY]:
-                    found = gradient(weights, X[rows], Y[rows])
-                    weights = [w - RATE * g for w, g in zip(weights, found, strict=True)]
+            means = [np.zeros_like(weight) for weight in START]
+            counts = [(2 + process) * len(batches(process)[first : first + EVERY]) for process in range(size)]
+            for process in range(size):
+                weights = [weight.copy() for weight in centre]
+                for rows in batches(process)[first : first + EVERY]:
+                    gradients = gradient(weights, X[rows], Y[rows])
+                    weights = [w - RATE * g for w, g in zip(weights, gradients, strict=True)]
                 for place, (w, c) in enumerate(zip(weights, centre, strict=True)):
-                    means[place] += counts[of] / sum(counts) * (w - c)
+                    means[place] += counts[process] / sum(counts) * (w - c)
             if outer:
                 velocity = [0.875 * v + 0.75 * mean for v, mean in zip(velocity, means, strict=True)]
                 centre = [c + 0.875 * v + 0.75 * mean for c, v, mean in zip(centre, velocity, means, strict=True)]
@@ -116,13 +118,13 @@ def features():
     )
     for optimizer in dealt(optimizers, 0, 2):
         model = linear(strategy(), optimizer=optimizer, metrics=["mae"])
-        found = fit(model, epochs=6, validation_data=(X, Y))
-        assert found["loss"][-1] < found["loss"][0]
+        history = fit(model, epochs=6, validation_data=(X, Y))
+        assert history["loss"][-1] < history["loss"][0]
         note("features", model)
         if not getattr(model.optimizer, "use_ema", False):  # the averages are the weights from the end of `fit` on
             expected = np.mean((model.predict(X, verbose=0) - Y) ** 2)
-            np.testing.assert_allclose(found["val_loss"][-1], expected)
-        hashes["features"].append([round(value, 9) for value in found["val_loss"]])
+            np.testing.assert_allclose(history["val_loss"][-1], expected)
+        hashes["features"].append([round(value, 9) for value in history["val_loss"]])
 
 
 def layers():
@@ -142,11 +144,11 @@ def layers():
     path = os.path.join(FOLDER, "model.keras")
     fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path)])
     hashes.setdefault("layers", []).append(
-        [zlib.crc32(one.numpy().tobytes()) for one in model.weights if "seed" not in one.path]
+        [zlib.crc32(weight.numpy().tobytes()) for weight in model.weights if "seed" not in weight.path]
     )
     if rank == 0:
-        for one, other in zip(keras.models.load_model(path).get_weights(), model.get_weights(), strict=True):
-            np.testing.assert_array_equal(one, other)
+        for weight, other in zip(keras.models.load_model(path).get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_array_equal(weight, other)
 
 
 def compressed():
@@ -156,9 +158,12 @@ def compressed():
             model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(600), keras.layers.Dense(3)])
             model.compile(keras.optimizers.SGD(0.001), "mse")
         before = made.communication()["bytes"]
-        found = fit(model, epochs=6)
-        assert found["loss"][-1] < found["loss"][0]
-        sent, whole = made.communication()["bytes"] - before, 18 * sum(one.numpy().nbytes for one in model.weights)
+        history = fit(model, epochs=6)
+        assert history["loss"][-1] < history["loss"][0]
+        sent, whole = (
+            made.communication()["bytes"] - before,
+            18 * sum(weight.numpy().nbytes for weight in model.weights),
+        )
         assert size == 1 or sent < whole * (0.6 if size < 3 else 1.2), (sent, whole)
         note("compressed", model)
 
@@ -223,8 +228,8 @@ def loading():
     kept = model.get_weights()
     fit(model, epochs=1)
     model.load_weights(path)
-    for one, other in zip(kept, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(kept, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)
     assert rank or int(model.optimizer.iterations) == STEPS, (
         "others may get it from steps that the chief has taken since"
     )
@@ -253,8 +258,8 @@ def schedules():
         begun = Path(FOLDER, f"begun-{size}-{len(inputs)}")
         if rank:
             await_file(begun)
-        found = fit(model, callbacks=[halves, Tells(begun)])
-        assert found["learning_rate"] == [RATE / 2, RATE / 4, RATE / 8], found
+        history = fit(model, callbacks=[halves, Tells(begun)])
+        assert history["learning_rate"] == [RATE / 2, RATE / 4, RATE / 8], history
         note("schedules", model)
 
 

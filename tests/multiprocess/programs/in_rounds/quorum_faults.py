@@ -43,7 +43,7 @@ class Tells(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-found = model.fit(
+history = model.fit(
     x[strategy.rank :: strategy.size],
     y[strategy.rank :: strategy.size],
     batch_size=10,
@@ -52,9 +52,9 @@ found = model.fit(
     verbose=0,
     callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.999 * rate), Tells()],
 )
-hashes = [zlib.crc32(one.numpy().tobytes()) for one in model.weights]
-losses = found.history.get("val_loss", [])
+hashes = [zlib.crc32(weight.numpy().tobytes()) for weight in model.weights]
+losses = history.history.get("val_loss", [])
 late = sum(count for missed, count in strategy.extended.staleness(model).items() if missed)
-rates = [float(rate) for rate in found.history.get("learning_rate", [])]
-result = {"hashes": hashes, "epochs": found.epoch, "losses": losses, "late": late, "rates": rates}
+rates = [float(rate) for rate in history.history.get("learning_rate", [])]
+result = {"hashes": hashes, "epochs": history.epoch, "losses": losses, "late": late, "rates": rates}
 print("RESULT", json.dumps(result), flush=True)

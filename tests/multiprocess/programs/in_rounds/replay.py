@@ -94,7 +94,7 @@ class Process:
 
     def __init__(self, rank, events, start):
         self.rank, self.events = rank, deque(event for event in map(tuple, events) if event[0])
-        self.weights = [one.copy() for one in start]
+        self.weights = [weight.copy() for weight in start]
         self.sent = {}  # by round, the weights
         self.rounds = -1
         self.given = None
@@ -110,46 +110,48 @@ def replayed(start, events, batches, rate, weight):
         rate: learning rate of SGD.
         weight: weight of a neighbour, with bounded staleness.
     """
-    processes = [Process(rank, own, start) for rank, own in enumerate(events)]
+    processes = [Process(rank, process_events, start) for rank, process_events in enumerate(events)]
     requests, answers = defaultdict(deque), defaultdict(deque)
 
-    def half(ones, others):
-        return [(one - other) / 2 for one, other in zip(ones, others, strict=True)]
+    def half(arrays, others):
+        return [(array - other) / 2 for array, other in zip(arrays, others, strict=True)]
 
-    def done(own, what, other, number):
+    def done(process, what, other, number):
         """Does an event, if what it needs is there."""
         if what == STEP:
-            own.rounds += 1
-            own.weights = descended(own.weights, *batches[own.rounds][own.rank], rate)
-            own.sent[own.rounds] = [one.copy() for one in own.weights]
+            process.rounds += 1
+            process.weights = descended(process.weights, *batches[process.rounds][process.rank], rate)
+            process.sent[process.rounds] = [array.copy() for array in process.weights]
         elif what == END:  # what comes now is later by a round than at the last step
-            own.rounds += 1
+            process.rounds += 1
         elif what == ASK:
-            own.given = [one.copy() for one in own.weights]
-            requests[own.rank, other].append(own.given)
+            process.given = [array.copy() for array in process.weights]
+            requests[process.rank, other].append(process.given)
         elif what in (ANSWER, CROSS, VOID):
-            if not requests[other, own.rank]:
+            if not requests[other, process.rank]:
                 return False
-            theirs = requests[other, own.rank].popleft()
+            theirs = requests[other, process.rank].popleft()
             if what == ANSWER:
-                changes = half(own.weights, theirs)
-                answers[own.rank, other].append(changes)
-                own.weights = [one - change for one, change in zip(own.weights, changes, strict=True)]
+                changes = half(process.weights, theirs)
+                answers[process.rank, other].append(changes)
+                process.weights = [array - change for array, change in zip(process.weights, changes, strict=True)]
             elif what == CROSS:
-                changes = half(theirs, own.given)
-                own.weights = [one + change for one, change in zip(own.weights, changes, strict=True)]
+                changes = half(theirs, process.given)
+                process.weights = [array + change for array, change in zip(process.weights, changes, strict=True)]
         elif what == ADD:
-            if not answers[other, own.rank]:
+            if not answers[other, process.rank]:
                 return False
-            changes = answers[other, own.rank].popleft()
-            own.weights = [one + change for one, change in zip(own.weights, changes, strict=True)]
+            changes = answers[other, process.rank].popleft()
+            process.weights = [array + change for array, change in zip(process.weights, changes, strict=True)]
         elif what == TAKE:
             if number not in processes[other].sent:
                 return False
-            factor = weight / (1 + own.rounds - number)
-            own.weights = [
+            factor = weight / (1 + process.rounds - number)
+            process.weights = [
                 mine + factor * (theirs - ours)
-                for mine, theirs, ours in zip(own.weights, processes[other].sent[number], own.sent[number], strict=True)
+                for mine, theirs, ours in zip(
+                    process.weights, processes[other].sent[number], process.sent[number], strict=True
+                )
             ]
         return True
 

@@ -28,23 +28,23 @@ def callbacks(place):
             on_train_batch_end=lambda batch, logs: seen.append([batch, logs["loss"], logs["mae"]]),
         ),
     ]
-    found = trained(place, model, x, y, epochs=6, callbacks=given, validation_data=(x[:8], y[:8]))
-    epochs = len(found["history"]["loss"])
+    results = trained(place, model, x, y, epochs=6, callbacks=given, validation_data=(x[:8], y[:8]))
+    epochs = len(results["history"]["loss"])
     assert epochs == 3, "the loss falls, so that the first epoch's is the largest"
     names = {path.name for path in folder.iterdir()} - {"model.keras"}
     expected = {f"{epoch + 1}.{kind}" for epoch in range(epochs) for kind in ("keras", "weights.h5")}
     expected |= {"best.keras", "often.keras", "board", "log.csv"}
     assert names == (expected if place.chief else set()), names
-    own = model.get_weights()
+    weights = model.get_weights()
     if place.chief:
         for name in ("2.keras", "best.keras", "often.keras"):
             keras.models.load_model(folder / name)
         other = keras.models.load_model(folder / "3.keras")
         other.load_weights(folder / "1.weights.h5")
-        for one, restored in zip(other.get_weights(), own, strict=True):
-            np.testing.assert_allclose(one, restored)
+        for weight, restored in zip(other.get_weights(), weights, strict=True):
+            np.testing.assert_allclose(weight, restored)
         assert len((folder / "log.csv").read_text().splitlines()) == 1 + epochs
-    return {**found, "seen": seen}
+    return {**results, "seen": seen}
 
 
 class StopsAfterThree(keras.callbacks.Callback):
@@ -64,8 +64,8 @@ class StopsAfterThree(keras.callbacks.Callback):
 def stopped_in_the_middle(place):
     x, y = vectors()
     model, stops = made(place, network, "sgd", "mse"), StopsAfterThree(place)
-    found = trained(place, model, x, y, callbacks=[stops], validation_data=(x, y))
-    return {**found, "seen": stops.seen, "again": trained(place, model, x, y, epochs=1)}
+    results = trained(place, model, x, y, callbacks=[stops], validation_data=(x, y))
+    return {**results, "seen": stops.seen, "again": trained(place, model, x, y, epochs=1)}
 
 
 @check(2)
@@ -127,12 +127,12 @@ def loading(place):
     with place.scope():
         model = keras.models.load_model(path)
     model.run_eagerly = place.strategy is None
-    found = [trained(place, model, x, y, epochs=1)]
+    results = [trained(place, model, x, y, epochs=1)]
     model.load_weights(place.shared / "plain.weights.h5")
-    found.append(state(place, model))
-    model.set_weights([one + 0.1 for one in model.get_weights()])
-    found.append(trained(place, model, x, y, epochs=1))
+    results.append(state(place, model))
+    model.set_weights([weight + 0.1 for weight in model.get_weights()])
+    results.append(trained(place, model, x, y, epochs=1))
     model.save_weights(place.shared / "own.weights.h5")
     other = made(place, network, "sgd", "mse")
     other.load_weights(place.shared / "own.weights.h5")
-    return {"found": found, "loaded": state(place, other)}
+    return {"found": results, "loaded": state(place, other)}

@@ -69,8 +69,8 @@ def summary_and_eager_steps(place):
     model = made(place, network, "sgd", "mse")
     model.summary(print_fn=lambda text, line_break=True: lines.append(text))
     model.run_eagerly = True
-    found = fitted(place, model, *vectors(), epochs=1)
-    return {"summary": "".join(lines).encode().hex(), "parameters": model.count_params(), **found}
+    results = fitted(place, model, *vectors(), epochs=1)
+    return {"summary": "".join(lines).encode().hex(), "parameters": model.count_params(), **results}
 
 
 @check(3, schedule="1f1b", cuts="memory")
@@ -94,7 +94,7 @@ def each_process_holds_its_own_stage(place):
 def of_model(name, optimizer, loss="mse", **compiled):
     def run(place):
         model = made(place, models.MODELS[name], optimizer, loss, **compiled)
-        x, y = ([one.numpy() for one in part] for part in models.data_of(model, ROWS))
+        x, y = ([tensor.numpy() for tensor in part] for part in models.data_of(model, ROWS))
         x = x if len(x) > 1 else x[0]
         y = dict(zip(model.output_names, y, strict=True)) if len(y) > 1 else y[0]
         return fitted(place, model, x, y) if len(model.outputs) > 1 else trained(place, model, x, y)

@@ -40,25 +40,29 @@ def main():
     tfdist.init()
     rank, size = tfdist.rank(), tfdist.size()
     chosen = os.environ.get("TEST_CHECKS", "").split(",")
-    checks = [one for one in CHECKS.values() if one.size == size and (chosen == [""] or one.name in chosen)]
+    checks = [
+        candidate
+        for candidate in CHECKS.values()
+        if candidate.size == size and (chosen == [""] or candidate.name in chosen)
+    ]
     for place, check in enumerate(checks):
         if place % size == rank:
             (folder / check.name / "plain").mkdir(parents=True)
-            found = run(check, Place(folder / check.name / "plain"))
-            write(folder / check.name / "plain.json", found)
+            results = run(check, Place(folder / check.name / "plain"))
+            write(folder / check.name / "plain.json", results)
     strategies = {}
     for check in checks:
         key = str(sorted(check.arguments.items(), key=str))
         strategy = strategies[key] = strategies.get(key) or tfdist.PipelineStrategy(**check.arguments)
         (folder / check.name / str(rank)).mkdir(parents=True)
         print("CHECK", check.name, flush=True)
-        found = run(check, Place(folder / check.name / str(rank), strategy))
-        write(folder / check.name / f"{rank}.json", found)
+        results = run(check, Place(folder / check.name / str(rank), strategy))
+        write(folder / check.name / f"{rank}.json", results)
     print("DONE", flush=True)
 
 
-def write(path, found):
-    path.write_text(json.dumps(found, default=lambda one: np.asarray(one).tolist()))
+def write(path, results):
+    path.write_text(json.dumps(results, default=lambda value: np.asarray(value).tolist()))
 
 
 tf.get_logger().setLevel("ERROR")

@@ -45,9 +45,9 @@ def loss_scale_that_overflows(place):
 
     model = made(place, network, optimizer, "mse")
     x, y = vectors()
-    found = trained(place, model, x, 10 * y)
+    results = trained(place, model, x, 10 * y)
     assert float(model.optimizer.dynamic_scale) < 2.0**127
-    return found
+    return results
 
 
 def mixed(policy):
@@ -61,8 +61,8 @@ def mixed(policy):
 
 @check(2)
 def bfloat16(place):
-    found = trained(place, made(place, mixed("mixed_bfloat16"), "sgd", "mse"), *vectors())
-    return {"low": {"history": found["history"]}}
+    results = trained(place, made(place, mixed("mixed_bfloat16"), "sgd", "mse"), *vectors())
+    return {"low": {"history": results["history"]}}
 
 
 @check(2, schedule="gpipe")
@@ -70,8 +70,8 @@ def float16(place):
     def optimizer():
         return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
 
-    found = trained(place, made(place, mixed("mixed_float16"), optimizer, "mse"), *vectors())
-    return {"low": {"history": found["history"]}}
+    results = trained(place, made(place, mixed("mixed_float16"), optimizer, "mse"), *vectors())
+    return {"low": {"history": results["history"]}}
 
 
 class InMicroBatches(keras.Sequential):
@@ -83,8 +83,8 @@ class InMicroBatches(keras.Sequential):
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
         rows = int(x.shape[0])
         ends = [(part + 1) * rows // self.parts for part in range(self.parts)]
-        before = [one.numpy() for one in self.non_trainable_variables]
-        sums = [np.zeros_like(one) for one in before]
+        before = [weight.numpy() for weight in self.non_trainable_variables]
+        sums = [np.zeros_like(weight) for weight in before]
         total, gradients, outputs = 0.0, None, []
         for begin, end in zip([0, *ends[:-1]], ends, strict=True):
             if begin == end:
@@ -95,8 +95,10 @@ class InMicroBatches(keras.Sequential):
             with tf.GradientTape() as tape:
                 outputs.append(self(x[begin:end], training=True))
                 loss = self.compute_loss(x[begin:end], y[begin:end], outputs[-1]) * ((end - begin) / rows)
-            found = tape.gradient(loss, [one.value for one in self.trainable_variables])
-            gradients = found if gradients is None else [a + b for a, b in zip(gradients, found, strict=True)]
+            part_gradients = tape.gradient(loss, [weight.value for weight in self.trainable_variables])
+            gradients = (
+                part_gradients if gradients is None else [a + b for a, b in zip(gradients, part_gradients, strict=True)]
+            )
             total += loss
             for place, variable in enumerate(self.non_trainable_variables):
                 sums[place] = sums[place] + variable.numpy() * ((end - begin) / rows)
@@ -130,14 +132,14 @@ def dropout_is_alike_in_all_schedules(place):
         hidden = [layers.Dense(7), layers.Dropout(0.4), layers.Dense(7), layers.Dropout(0.4)]
         return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(3)])
 
-    found = []
+    weights = []
     for strategy in (place.strategy, tfdist.PipelineStrategy(stages=2, micro_batches=2, schedule="gpipe")):
         keras.utils.set_random_seed(7)
         model = made(Place(place.folder, strategy), make, "sgd", "mse")
         model.fit(*vectors(), batch_size=8, shuffle=False, verbose=0)
-        found.append(model.get_weights())
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        weights.append(model.get_weights())
+    for weight, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
     return {}
 
 

@@ -51,5 +51,5 @@ def pipelines_with_a_masked_loss(place):
 @check(4, stages=4, data=2, micro_batches=2, schedule="interleaved", compression=tfdist.compression.Float16())
 def pipelines_that_compress(place):
     x, y = vectors()
-    found = trained(place, made(place, network, "sgd", "mse"), x, y, validation_data=(x, y))
-    return {"low": {"history": found["history"]}}
+    results = trained(place, made(place, network, "sgd", "mse"), x, y, validation_data=(x, y))
+    return {"low": {"history": results["history"]}}

@@ -54,9 +54,9 @@ class Place:
     @property
     def shared(self):
         """A folder of all processes; but not of plain Keras."""
-        found = self.folder.parent / ("plain" if self.strategy is None else "shared")
-        found.mkdir(exist_ok=True)
-        return found
+        path = self.folder.parent / ("plain" if self.strategy is None else "shared")
+        path.mkdir(exist_ok=True)
+        return path
 
     def scope(self):
         return contextlib.nullcontext() if self.strategy is None else self.strategy.scope()
@@ -103,10 +103,10 @@ def trained(place, model, x, y, **options):
 
 def fitted(place, model, x, y, **options):
     """What is `trained`, evaluated, and predicted."""
-    found = trained(place, model, x, y, **options)
+    results = trained(place, model, x, y, **options)
     evaluated = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
     outputs = keras.tree.flatten(model.predict(x, batch_size=8, verbose=0))
-    return {**found, "evaluated": evaluated, "outputs": {type(model.optimizer).__name__: outputs}}
+    return {**results, "evaluated": evaluated, "outputs": {type(model.optimizer).__name__: outputs}}
 
 
 def state(place, model):
@@ -114,5 +114,5 @@ def state(place, model):
     path = place.shared / "model.keras"
     model.save(path)
     loaded = keras.models.load_model(path)
-    variables = [one.numpy() for one in (*loaded.variables, *loaded.optimizer.variables)]
+    variables = [variable.numpy() for variable in (*loaded.variables, *loaded.optimizer.variables)]
     return {type(model.optimizer).__name__: [*model.get_weights(), *variables]}
