@@ -1,12 +1,13 @@
-"""Which features a shard has; `test_shard.py` and `protocol/test_differences.py` show what they do."""
+"""Which features a shard has; `test_shard.py` and the test file of each show what they do."""
 
 import pytest
 
 from tfdist.compression import Int8
 from tfdist.parameter_server import Asynchronous, DelayCompensated, Gradients, Hogwild, LocalSteps
 from tfdist.parameter_server.options.arguments import Arguments
-from tfdist.parameter_server.protocol.gradients import PushedGradients
-from tfdist.parameter_server.shard.parts import CompensatedDelays, CompressedAnswers, CompressedPushes, Part, parts_of
+from tfdist.parameter_server.shard.compressed_answers import CompressedAnswers
+from tfdist.parameter_server.shard.delay_compensation import DelayCompensation
+from tfdist.parameter_server.shard.parts import CompressedPushes, parts_of
 
 
 @pytest.mark.parametrize(
@@ -16,20 +17,10 @@ from tfdist.parameter_server.shard.parts import CompensatedDelays, CompressedAns
         (Arguments(pushes=Gradients(compression=Int8())), [CompressedPushes]),
         (Arguments(pushes=LocalSteps(2, Int8())), [CompressedPushes]),
         (Arguments(pushes=Gradients(Int8(), Int8())), [CompressedPushes, CompressedAnswers]),
-        (Arguments(Asynchronous(DelayCompensated(1.0))), [CompensatedDelays]),
+        (Arguments(Asynchronous(DelayCompensated(1.0))), [DelayCompensation]),
         (Arguments(pushes=Hogwild()), []),
     ],
     ids=str,
 )
 def test_arguments_determine_the_parts(arguments, kinds):
     assert [type(part) for part in parts_of(arguments)] == kinds
-
-
-def test_part_without_overrides_changes_nothing():
-    part, gradients = Part(), PushedGradients((), [])
-    part.begin([], None)
-    part.attached(0)
-    part.forget(0)
-    part.sent(0, 0, list)
-    assert part.received(None, []) is part.encoded(None, gradients) is None
-    assert part.corrected(0, 0, gradients, list) is gradients

@@ -34,7 +34,8 @@ from tfdist.parameter_server.protocol.messages import (
 )
 from tfdist.parameter_server.protocol.state import Held, State
 from tfdist.parameter_server.shard.ledger import Ledger
-from tfdist.parameter_server.shard.parts import Part, parts_of
+from tfdist.parameter_server.shard.part import Part
+from tfdist.parameter_server.shard.parts import parts_of
 from tfdist.parameter_server.shard.shard import Shard
 from tfdist.parameter_server.snapshots import sharded
 from tfdist.parameter_server.snapshots.running import Snapshots

@@ -39,7 +39,7 @@ from tfdist.parameter_server.protocol.wire import Message
 from tfdist.parameter_server.shard.assigned import Assigned
 from tfdist.parameter_server.shard.hogwild_store import MemoryStore
 from tfdist.parameter_server.shard.ledger import Ledger, weights
-from tfdist.parameter_server.shard.parts import Part
+from tfdist.parameter_server.shard.part import Part
 from tfdist.parameter_server.shard.store import Store
 from tfdist.parameter_server.shard.stores import NewStore
 from tfdist.parameter_server.shard.tickets import Tickets
