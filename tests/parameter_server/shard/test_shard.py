@@ -395,6 +395,24 @@ def test_a_server_goes_on_from_its_snapshot(tmp_path):
     assert again.bias == -2
 
 
+def test_pushes_are_counted_once_over_a_restart(tmp_path):
+    """Workers push again what was counted and is not in the snapshot, as it waited for an update."""
+    first = shot(tmp_path, SoftSync(1), created=True, workers=2)
+    for worker, clock in ((0, 0), (1, 0), (0, 1)):
+        first.push(worker, clock)
+    assert first.shard.ledger.counted == {0: 2, 1: 1}
+    first.shard.close()
+    again = shot(tmp_path, SoftSync(1), workers=2)
+    nonsense = {"class_name": "NoSuch", "config": {}}
+    assert "cannot be made" in again.say(Create, 0, 1, "model", HELD, nonsense, False).why
+    again.create(keras.optimizers.SGD(1.0), arrays=None)
+    assert again.shard.ledger.counted == {0: 1, 1: 1}
+    for worker, clock in ((0, 0), (1, 0), (0, 1)):
+        again.push(worker, clock)
+    counted = {one.number: one.counted for one in again.shard.report("model", 0).workers}
+    assert counted == {0: 2, 1: 1}
+
+
 def test_last_snapshot_includes_updates_during_another_write(tmp_path, monkeypatch):
     write, may_go_on = sharded.write, threading.Event()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -293,7 +293,7 @@ class Shard:
         if found is not None:
             self.ledger.version = found.version
             self.assigned.version = found.assigned
-            self.ledger.counted.update(found.counted)
+            self.ledger.counted = Counter(found.counted)
             self.sequences |= found.sequences
             self.applied |= found.sequences
             for worker, incarnation in self.incarnations.items():
@@ -333,6 +333,7 @@ class Shard:
             PartState(held.path, held.begin, held.end, held.rows, value, dict(slots))
             for held, value, slots in zip(self.store.held, state.values, state.slots, strict=True)
         )
+        repeated = Counter(one.worker for one in self.ledger.waiting)  # a restarted server counts them again
         waiting = [(one.source[0], one.ticket) for one in self.pushed.values() if one.ticket is not None]
         written = ShardState(
             self.model,
@@ -340,7 +341,7 @@ class Shard:
             self.store.config,
             dict(state.scalars),
             parts,
-            dict(self.ledger.counted),
+            dict(self.ledger.counted - repeated),
             dict(self.applied),
             self.tickets.books(waiting),
             self.assigned.version,

@@ -102,7 +102,7 @@ class ShardState:
         optimizer: the optimizer, serialized by Keras to JSON values.
         scalars: by name, the optimizer's variables that belong to no variable, such as iterations and learning rate.
         parts: parts of the variables that the server holds.
-        counted: by worker, the number of its pushes that were counted.
+        counted: by worker, the number of its pushes that were counted, without those that wait to be applied.
         sequences: by worker and incarnation, the sequence of the last push that was applied or dropped.
         deals: state of the job's dealer (see `tfdist.parameter_server.dealing.deals.DealerService.state`); None if this
             server has no dealer.
