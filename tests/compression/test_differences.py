@@ -1,11 +1,20 @@
 import numpy as np
 import pytest
 
-from tfdist.compression import DeepGradientCompression, ErrorFeedback, Int8, SignSGD, State, TopK, WithoutFeedback
-from tfdist.compression.differences import advance, as_contraction, base
+from tfdist.compression import (
+    DeepGradientCompression,
+    ErrorFeedback,
+    Int8,
+    Schedule,
+    SignSGD,
+    State,
+    TopK,
+    WithoutFeedback,
+)
+from tfdist.compression.differences import advance, as_contraction, base, check
 
 
-@pytest.mark.parametrize("method", [TopK(0.2), Int8(), SignSGD(), WithoutFeedback(TopK(0.2))], ids=repr)
+@pytest.mark.parametrize("method", [TopK(0.2), Int8(), SignSGD()], ids=repr)
 def test_sender_and_receiver_stay_equal_and_approach_the_values(method):
     method = as_contraction(method)
     state = State("a", shape=(20, 10))
@@ -28,6 +37,14 @@ def test_methods_become_contractions():
     assert as_contraction(TopK(0.1)) == ErrorFeedback(TopK(0.1)) == as_contraction(ErrorFeedback(TopK(0.1)))
     with pytest.raises(TypeError, match="takes no error feedback"):
         as_contraction(DeepGradientCompression(0.01))
+
+
+def test_differences_cannot_do_without_feedback():
+    choice = Schedule({0: None, 5: WithoutFeedback(TopK(0.1))})
+    with pytest.raises(
+        ValueError, match=r"gossip cannot compress with WithoutFeedback.*; pass TopK\(ratio=0\.1\) itself"
+    ):
+        check(choice, "gossip")
 
 
 def test_bases_are_copies_that_can_be_encoded():

@@ -13,8 +13,8 @@ from tfdist.parameter_server.protocol.messages import Attach, CreateShard, Pull,
 from tfdist.parameter_server.protocol.state import HeldRows
 from tfdist.parameter_server.server.server import ParameterServer
 from tfdist.parameter_server.server.shards import Shards
+from tfdist.parameter_server.shard.features import features_of
 from tfdist.parameter_server.shard.ledger import Ledger
-from tfdist.parameter_server.shard.parts import parts_of
 from tfdist.parameter_server.shard.shard import Shard
 from tfdist.parameter_server.shard.stores import new_store_of
 from tfdist.parameter_server.worker.client import Connection
@@ -40,7 +40,7 @@ def serving(
     arguments = Arguments(mode, Hogwild() if is_hogwild else pushes)
 
     def make(model, occurrence):
-        return Shard(Ledger(mode), None, parts_of(arguments), new_store_of(arguments))
+        return Shard(Ledger(mode), None, features_of(arguments), new_store_of(arguments))
 
     server = ParameterServer(Shards(make, tables, deals, chief=chief), address, keys)
     thread = threading.Thread(target=server.run, daemon=True)

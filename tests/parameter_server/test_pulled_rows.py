@@ -29,8 +29,8 @@ from tfdist.parameter_server.protocol.messages import (
     WorkerValues,
 )
 from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
+from tfdist.parameter_server.shard.features import features_of
 from tfdist.parameter_server.shard.ledger import Ledger
-from tfdist.parameter_server.shard.parts import parts_of
 from tfdist.parameter_server.shard.shard import Shard
 from tfdist.parameter_server.worker.replica import Replica
 
@@ -53,7 +53,7 @@ class Job:
 
     def __init__(self, generator, optimizer, mode):
         self.config = keras.saving.serialize_keras_object(optimizer)
-        self.made = lambda: Shard(Ledger(mode), parts=parts_of(Arguments(mode)))
+        self.made = lambda: Shard(Ledger(mode), parts=features_of(Arguments(mode)))
         self.generator = generator
         self.held = tuple(
             HeldRows(f"v{place}", 0, *[shape[0] if shape else 1] * 2) for place, shape in enumerate(SHAPES)

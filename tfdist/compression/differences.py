@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfdist.compression.feedback import ErrorFeedback
+from tfdist.compression.feedback import ErrorFeedback, WithoutFeedback
 from tfdist.compression.method import Method, as_working, is_finite
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.compression.state import State
@@ -24,9 +24,12 @@ def as_contraction(method: Method) -> Method:
         method: any method.
 
     Raises:
-        TypeError: the method takes no error feedback, for example because it keeps a residual of its own.
+        TypeError: the method takes no error feedback, for example because it keeps a residual of its own, or is to do
+            without.
     """
-    return method if isinstance(method, ErrorFeedback) else ErrorFeedback(getattr(method, "method", method))
+    if isinstance(method, WithoutFeedback):
+        raise TypeError(f"what an encoding lacks is always in the next difference; pass {method.method!r} itself")
+    return method if isinstance(method, ErrorFeedback) else ErrorFeedback(method)
 
 
 def suited_choice(choice: Choice, who: str) -> Method:

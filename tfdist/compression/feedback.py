@@ -131,6 +131,9 @@ class ErrorFeedback(_Wrapper):
 class WithoutFeedback(_Wrapper):
     """A biased method without error feedback: the part of a gradient that it does not send is lost.
 
+    Where differences are compressed (gossip, `tfdist.QuorumStrategy`, and ``parameters`` of
+    `tfdist.parameter_server.Gradients`), what is not sent is in the next difference, and this class is refused.
+
     Args:
         method: the method to use unchanged.
     """

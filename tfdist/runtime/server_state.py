@@ -16,8 +16,8 @@ from tfdist.parameter_server.hierarchy.uplink import Ended
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.protocol.programs import CHIEF
 from tfdist.parameter_server.server.shards import Shards
+from tfdist.parameter_server.shard.features import features_of
 from tfdist.parameter_server.shard.ledger import Ledger
-from tfdist.parameter_server.shard.parts import parts_of
 from tfdist.parameter_server.shard.shard import Shard
 from tfdist.parameter_server.shard.stores import new_store_of
 from tfdist.parameter_server.snapshots.running import Snapshots
@@ -119,7 +119,7 @@ class ServerStateFactory:
         return Shard(
             Ledger(mode, awaited=awaited),
             kept,
-            parts_of(self._options),
+            features_of(self._options),
             new_store_of(self._options),
         )
 

@@ -1,6 +1,6 @@
 import pytest
 
-from tfdist.compression import Int8
+from tfdist.compression import DeepGradientCompression, Int8, WithoutFeedback
 from tfdist.compression.policy import as_policy
 from tfdist.parameter_server import ElasticAveraging, Gradients, LocalSteps
 from tfdist.parameter_server.options.pushes import policy_of
@@ -45,6 +45,13 @@ def test_invalid_sparse_updates_raise():
 def test_invalid_compression_raises(make):
     with pytest.raises(TypeError, match="compression must be"):
         make()
+
+
+@pytest.mark.parametrize("method", [WithoutFeedback(Int8()), DeepGradientCompression(0.1)], ids=str)
+def test_parameters_need_methods_for_differences(method):
+    Gradients(compression=WithoutFeedback(Int8()))
+    with pytest.raises(ValueError, match=r"Gradients\(parameters=…\) cannot compress with"):
+        Gradients(parameters=method)
 
 
 def test_compression_is_converted_to_a_policy():

@@ -25,7 +25,9 @@ def reading(values):
 
 
 def compensation(**options):
-    return DelayCompensation(DelayCompensated(**options), Shapes(SHAPES, [FLOAT] * 3))
+    made = DelayCompensation(DelayCompensated(**options))
+    made.begin([], Shapes(SHAPES, [FLOAT] * 3))
+    return made
 
 
 def expected(gradient, now, read, rate):

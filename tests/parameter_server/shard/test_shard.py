@@ -33,8 +33,9 @@ from tfdist.parameter_server.protocol.messages import (
     Waiting,
 )
 from tfdist.parameter_server.protocol.state import HeldRows, ShardProgress, TrainingState
+from tfdist.parameter_server.shard.feature import ShardFeature
+from tfdist.parameter_server.shard.features import features_of
 from tfdist.parameter_server.shard.ledger import Ledger
-from tfdist.parameter_server.shard.parts import ShardFeature, parts_of
 from tfdist.parameter_server.shard.shard import Shard
 from tfdist.parameter_server.snapshots import sharded
 from tfdist.parameter_server.snapshots.running import Snapshots
@@ -50,7 +51,7 @@ class Talk:
     """A shard, and what it answers; requests are numbered."""
 
     def __init__(self, mode=Asynchronous(), workers=1, optimizer=None, created=True, snapshots=None):  # noqa: B008
-        self.shard = Shard(Ledger(mode), snapshots, parts_of(Arguments(mode)))
+        self.shard = Shard(Ledger(mode), snapshots, features_of(Arguments(mode)))
         self.answers = {}
         self.number = 0
         for worker in range(workers):
@@ -209,7 +210,7 @@ def test_late_gradients_are_corrected():
 @pytest.mark.parametrize(("late", "reads"), [(Unscaled(), 0), (DelayCompensated(1.0), 2)], ids=str)
 def test_whole_parameters_are_copied_only_for_parts_that_read_them(late, reads, monkeypatch):
     talk = Talk(Asynchronous(late), workers=2)
-    talk.shard.parts = [*talk.shard.parts, ShardFeature()]
+    talk.shard.features = [*talk.shard.features, ShardFeature()]
     vectors, copies = talk.shard.store.vectors, []
     monkeypatch.setattr(talk.shard.store, "vectors", lambda *kinds: copies.append(kinds) or vectors(*kinds))
     talk.pull(1)
@@ -392,6 +393,24 @@ def test_a_server_goes_on_from_its_snapshot(tmp_path):
     again.push(0, 1)
     again.push(1, 1)
     assert again.bias == -2
+
+
+def test_pushes_are_counted_once_over_a_restart(tmp_path):
+    """Workers push again what was counted and is not in the snapshot, as it waited for an update."""
+    first = shot(tmp_path, SoftSync(1), created=True, workers=2)
+    for worker, clock in ((0, 0), (1, 0), (0, 1)):
+        first.push(worker, clock)
+    assert first.shard.ledger.counted == {0: 2, 1: 1}
+    first.shard.close()
+    again = shot(tmp_path, SoftSync(1), workers=2)
+    nonsense = {"class_name": "NoSuch", "config": {}}
+    assert "cannot be made" in again.say(CreateShard, 0, 1, "model", HELD, nonsense, False).why
+    again.create(keras.optimizers.SGD(1.0), arrays=None)
+    assert again.shard.ledger.counted == {0: 1, 1: 1}
+    for worker, clock in ((0, 0), (1, 0), (0, 1)):
+        again.push(worker, clock)
+    counted = {worker_report.number: worker_report.counted for worker_report in again.shard.report("model", 0).workers}
+    assert counted == {0: 2, 1: 1}
 
 
 def test_last_snapshot_includes_updates_during_another_write(tmp_path, monkeypatch):

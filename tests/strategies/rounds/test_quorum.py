@@ -63,6 +63,13 @@ def test_processes_of_an_mpi_launcher_are_refused(monkeypatch):
         tfdist.QuorumStrategy()
 
 
+def test_an_evaluator_is_alone(monkeypatch):
+    """As in TensorFlow, and as under `tfdist.AllReduceStrategy`."""
+    monkeypatch.setenv("TF_CONFIG", cluster("evaluator", worker=["a:1", "a:2"], evaluator=["a:3"]))
+    strategy = tfdist.QuorumStrategy()
+    assert (strategy.rank, strategy.size) == (0, 1)
+
+
 def test_a_process_alone_moves_its_outer_weights():
     half = tfdist.QuorumStrategy(sync_every=2, rule=Outer(keras.optimizers.SGD(0.5)))
     assert (half.rank, half.size) == (0, 1)

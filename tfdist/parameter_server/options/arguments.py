@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.compression.policy import Policy
-from tfdist.parameter_server.options import combinations
+from tfdist.parameter_server.options.combinations import EXCLUSIONS
 from tfdist.parameter_server.options.per_host import PerHost
 from tfdist.parameter_server.options.pushes import ElasticAveraging, Gradients, Hogwild, LocalSteps, policy_of
 from tfdist.parameter_server.options.servers import Servers
@@ -53,7 +53,13 @@ class Arguments:
                 )
         if self.data not in ("own", "shared"):
             raise ValueError(f'data must be "own" or "shared"; got {self.data!r}')
-        combinations.check(self)
+        for one, other, why in EXCLUSIONS:
+            first, second = getattr(self, one.argument), getattr(self, other.argument)
+            if one.is_made(first) and other.is_made(second):
+                raise ValueError(
+                    f"{one.argument}={first!r} does not go with {other.argument}={second!r}: {why}. Leave one of the "
+                    "two out."
+                )
 
     @property
     def gradients(self) -> Gradients:

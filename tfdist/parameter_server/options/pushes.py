@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tfdist.compression import differences
 from tfdist.compression.policy import Choice, Policy, Schedule, as_policy
 from tfdist.parameter_server.options.concise import Concise
 
@@ -35,6 +36,7 @@ class Gradients(Concise):
     def __post_init__(self) -> None:
         policy_of(self.compression)
         policy_of(self.parameters)
+        differences.check(self.parameters, "Gradients(parameters=…)")
         if self.prefetch not in (0, 1) or isinstance(self.prefetch, bool):
             raise ValueError(f"Gradients(prefetch=…) must be 0 or 1; got {self.prefetch!r}")
         if self.sparse not in ("exact", "lazy"):

@@ -2,29 +2,24 @@
 
 `tfdist.compression.differences` encodes a difference. A worker takes each answer once, in the order of its pushes, and
 a push that arrives again gets the same answer. In case of doubt the server sends whole parameters, which are the new
-base: to a worker that has attached, and to one that sends a new generation, for example because it has pulled.
+base: to a worker that has attached, and to one that sends a new generation, for example because it has pulled. The
+server's side is `tfdist.parameter_server.shard.compressed_answers`.
 
 Source: the compressed differences of DORE (Liu et al., A double residual compression algorithm, 2020).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from tfdist.compression import differences
 from tfdist.compression.method import Method
 from tfdist.compression.policy import Policy
-from tfdist.compression.state import State
 from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Shapes
-from tfdist.parameter_server.protocol.messages import Push
 from tfdist.parameter_server.protocol.packing import CompressionMethods, VariableSpec
-
-_REMEMBERED = 2
-"""Number of answers to a worker that are kept for repeated pushes: as many as it may wait for."""
 
 CopyVersion = tuple[int, int, int]
 """State of a worker's copy: the generation; the number of differences since whole parameters, 0 for whole ones; and the
@@ -46,28 +41,7 @@ class EncodedAnswer:
     copy: CopyVersion | None = None
 
 
-@dataclass
-class _WorkerCopy:
-    """What the server knows about a worker's copy.
-
-    Attributes:
-        generation: generation of the worker's copy.
-        count: number of differences since whole parameters.
-        newest: sequence of the last push that was answered; -1 before the first.
-        has: by variable, the worker's values, in the dtype in which they are encoded.
-        states: by variable, the state of its encoding.
-        answers: the last answers, by sequence of the push.
-    """
-
-    generation: int
-    count: int = 0
-    newest: int = -1
-    has: dict[int, np.ndarray] = field(default_factory=dict)
-    states: dict[int, State] = field(default_factory=dict)
-    answers: OrderedDict[int, EncodedAnswer] = field(default_factory=OrderedDict)
-
-
-class _DifferenceMethods(CompressionMethods):
+class DifferenceMethods(CompressionMethods):
     """The method for each variable in each step, adapted to differences."""
 
     def difference_at(self, place: int, step: int) -> Method | None:
@@ -83,86 +57,7 @@ class _DifferenceMethods(CompressionMethods):
             raise ValueError(f"parameters cannot be compressed with {method}: {error}") from None
 
 
-class ParameterEncoder(_DifferenceMethods):
-    """The server's side, which encodes parameters; takes the arguments of `CompressionMethods`."""
-
-    def __init__(self, policy: Policy, variables: Sequence[VariableSpec], shapes: Shapes) -> None:
-        super().__init__(policy, variables, shapes)
-        self._records: dict[int, _WorkerCopy] = {}
-
-    def forget(self, worker: int) -> None:
-        """Makes the next answer to a worker whole.
-
-        Args:
-            worker: number of the worker; may be unknown.
-        """
-        self._records.pop(worker, None)
-
-    def answered(self, message: Push, values: PushedGradients) -> EncodedAnswer:
-        """Returns the answer to a push.
-
-        Args:
-            message: the push.
-            values: whole parameters, or only rows of those in ``message.has.rows``.
-
-        Raises:
-            ValueError: a method cannot encode differences.
-        """
-        record = self._records.get(message.worker)
-        if record is not None and message.sequence <= record.newest:
-            kept = record.answers.get(message.sequence)  # if it is not kept, the worker no longer waits for it
-            return kept or EncodedAnswer(values.kinds, values.arrays())
-        if record is None or record.generation != message.has.generation:
-            record = self._records[message.worker] = _WorkerCopy(message.has.generation)
-            answer = self._whole(record, message, values)
-        else:
-            record.count += 1
-            answer = self._difference(record, message, values)
-        record.newest = message.sequence
-        record.answers[message.sequence] = answer
-        while len(record.answers) > _REMEMBERED:
-            record.answers.popitem(last=False)
-        return answer
-
-    def _whole(self, record: _WorkerCopy, message: Push, values: PushedGradients) -> EncodedAnswer:
-        for place, array in self._dense(message, values).items():
-            record.has[place] = differences.base(array)
-        return EncodedAnswer(values.kinds, values.arrays(), (record.generation, 0, message.sequence))
-
-    def _difference(self, record: _WorkerCopy, message: Push, values: PushedGradients) -> EncodedAnswer:
-        payloads: dict[int, np.ndarray] = {}
-        for place, array in self._dense(message, values).items():
-            method, has = self.difference_at(place, message.sequence), record.has.get(place)
-            if method is None or has is None:
-                record.has[place] = differences.base(array)
-                continue
-            state = record.states.setdefault(place, State(f"{place}", seed=message.worker, shape=array.shape))
-            payload = differences.advance(method, array, has, state)
-            if payload is None:
-                record.has[place] = differences.base(array)
-            else:
-                payloads[place] = payload
-        kinds: tuple[Kind, ...] = tuple(
-            "packed" if place in payloads else kind for place, kind in enumerate(values.kinds)
-        )
-        arrays = self.shapes.layout(values.kinds).arrays(values.vectors)
-        left = [None if place in payloads else arrays.get(place) for place in range(len(kinds))]
-        sparse = [array for pair in values.sparse.values() for array in pair]
-        return EncodedAnswer(
-            kinds,
-            [*self.shapes.layout(kinds).vectors(left), *sparse, *payloads.values()],
-            (record.generation, record.count, message.sequence),
-        )
-
-    def _dense(self, message: Push, values: PushedGradients) -> dict[int, np.ndarray]:
-        """Returns, by variable, the values of those that may be compressed and of which the worker takes no rows."""
-        arrays = self.shapes.layout(values.kinds).arrays(values.vectors)
-        return {
-            place: array for place, array in arrays.items() if self.is_chosen(place) and place not in message.has.rows
-        }
-
-
-class ParameterDecoder(_DifferenceMethods):
+class ParameterDecoder(DifferenceMethods):
     """The worker's side for one server, which decodes parameters; takes the arguments of `CompressionMethods`.
 
     Attributes:

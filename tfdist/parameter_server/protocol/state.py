@@ -49,7 +49,7 @@ class ShardProgress(msgspec.Struct, frozen=True):
 
     Attributes:
         version: number of updates that were applied.
-        counted: by worker, the number of its pushes that were counted.
+        counted: by worker, the number of its pushes that were counted, without those that wait to be applied.
         applied: worker, incarnation, and the sequence of its last push that was applied or dropped.
         assigned: version at the last assignment to the variables by a program; -1 if there was none.
     """

@@ -113,6 +113,7 @@ def put_shard(shards: Shards, copy: ShardCopy, arrays: list[np.ndarray]) -> None
         gradient_arrays = [next(rest) for _ in range(len(layout.dtypes) + 2 * pending.kinds.count("sparse"))]
         gradients = PushedGradients.received(pending.kinds, gradient_arrays, shard.store.shapes)
         ledger.waiting.append(pending.gradient)
+        ledger.counted[pending.gradient.worker] += 1
         source = pending.gradient.worker, pending.incarnation
         shard.pushed[id(pending.gradient)] = PendingPush(source, pending.read, gradients, pending.ticket)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from tfdist.parameter_server.options.staleness import DelayCompensated
 from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes, distinct_rows
+from tfdist.parameter_server.protocol.packing import VariableSpec
+from tfdist.parameter_server.shard.feature import Now, ShardFeature
 
 _EPSILON = 1e-7
 
-Now = Callable[[], Sequence[np.ndarray]]
-"""Reads the current parameters, in the layout of all variables. It copies them, and nobody may change the copy."""
 
-
-class DelayCompensation:
+class DelayCompensation(ShardFeature):
     """The delay compensation of one shard: corrects late gradients from the parameters that each worker has read.
 
     It keeps the parameters that each worker has read last, one copy per worker. With `DelayCompensated.decay` it also
@@ -23,14 +22,16 @@ class DelayCompensation:
 
     Args:
         policy: rate and decay of the correction.
-        shapes: shapes and dtypes of the shard's variables.
     """
 
-    def __init__(self, policy: DelayCompensated, shapes: Shapes) -> None:
+    def __init__(self, policy: DelayCompensated) -> None:
         self._policy = policy
-        self._shapes = shapes
         self._read: dict[int, dict[int, Sequence[np.ndarray]]] = {}
         self._squares: dict[int, np.ndarray] = {}
+
+    def begin(self, variables: Sequence[VariableSpec], shapes: Shapes) -> None:
+        """Takes the shapes of the variables; see `ShardFeature`."""
+        self._shapes = shapes
 
     def sent(self, worker: int, version: int, now: Now) -> None:
         """Records the parameters that were sent to a worker.

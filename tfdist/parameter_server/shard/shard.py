@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,9 +43,9 @@ from tfdist.parameter_server.protocol.state import (
 )
 from tfdist.parameter_server.protocol.wire import Message
 from tfdist.parameter_server.shard.assignments import Assignments
+from tfdist.parameter_server.shard.feature import ShardFeature
 from tfdist.parameter_server.shard.hogwild_store import MemoryStore
 from tfdist.parameter_server.shard.ledger import Ledger, weights
-from tfdist.parameter_server.shard.parts import ShardFeature
 from tfdist.parameter_server.shard.store import Store
 from tfdist.parameter_server.shard.stores import NewStore
 from tfdist.parameter_server.shard.tickets import Tickets
@@ -116,7 +116,7 @@ class Shard:
     Attributes:
         ledger: bookkeeping of the pushes.
         snapshots: this server's snapshots of the model; None keeps none.
-        parts: features that take part in what the shard does.
+        features: features that take part in what the shard does.
         new_store: function that makes the store.
         store: the values; None until a worker has described them.
         tickets: bookkeeping of pushes whose batches were dealt.
@@ -131,7 +131,7 @@ class Shard:
 
     ledger: Ledger
     snapshots: Snapshots | None = None
-    parts: Sequence[ShardFeature] = ()
+    features: Sequence[ShardFeature] = ()
     new_store: NewStore = Store
     store: Store | MemoryStore | None = None
     model: str = ""
@@ -195,8 +195,8 @@ class Shard:
         self.ledger.leave(worker)
         self._parked = [parked for parked in self._parked if parked.message.worker != worker]
         self._update()
-        for part in self.parts:
-            part.forget(worker)
+        for feature in self.features:
+            feature.forget(worker)
 
     def set_idle(self, workers: frozenset[int]) -> None:
         """Sets which workers wait for a batch. No round waits for them.
@@ -275,8 +275,8 @@ class Shard:
         if self.incarnations.get(message.worker) != message.incarnation:
             self.incarnations[message.worker] = message.incarnation
             self.ledger.enter(message.worker, self.sequences.get((message.worker, message.incarnation), -1))
-        for part in self.parts:
-            part.attached(message.worker)
+        for feature in self.features:
+            feature.attached(message.worker)
         counted = rows_of_sequences(self.sequences) if message.joins else ()
         answer(Attached(message.id, self.ledger.workers[message.worker].clock, self.store is not None, counted), ())
 
@@ -315,7 +315,7 @@ class Shard:
             self.take_snapshot()
 
     def make_store(self, held: Sequence[HeldRows], optimizer: dict[str, Any], state: TrainingState) -> None:
-        """Makes the store, and begins the parts with its variables.
+        """Makes the store, and begins the features with its variables.
 
         Args:
             held: descriptions of the variables.
@@ -328,19 +328,20 @@ class Shard:
         self.store = self.new_store(held, state, optimizer)
         pairs = zip(held, self.store.shapes.shapes, strict=True)
         whole = [VariableSpec(variable.path, (variable.rows, *shape[1:]) if shape else ()) for variable, shape in pairs]
-        for part in self.parts:
-            part.begin(whole, self.store.shapes)
+        for feature in self.features:
+            feature.begin(whole, self.store.shapes)
 
     @property
     def progress(self) -> ShardProgress:
-        """What was counted and applied."""
-        applied = rows_of_sequences(self.applied)
-        return ShardProgress(self.ledger.version, dict(self.ledger.counted), applied, self.assigned.version)
+        """What was counted and applied, without the pushes that wait."""
+        waiting = Counter(gradient.worker for gradient in self.ledger.waiting)
+        counted, applied = dict(self.ledger.counted - waiting), rows_of_sequences(self.applied)
+        return ShardProgress(self.ledger.version, counted, applied, self.assigned.version)
 
     def restore(self, progress: ShardProgress) -> None:
         """Takes over what was counted and applied; pushes that were not applied have to come again."""
         self.ledger.version, self.assigned.version = progress.version, progress.assigned
-        self.ledger.counted.update(progress.counted)
+        self.ledger.counted = Counter(progress.counted)
         applied = sequences_of_rows(progress.applied)
         self.sequences |= applied
         self.applied |= applied
@@ -398,7 +399,7 @@ class Shard:
 
     def _received(self, message: Push, arrays: list[np.ndarray]) -> PushedGradients:
         assert self.store is not None
-        decoded = (part.received(message, arrays) for part in self.parts)
+        decoded = (feature.received(message, arrays) for feature in self.features)
         pushed = next((gradients for gradients in decoded if gradients is not None), None)
         return pushed or PushedGradients.received(message.kinds, arrays, self.store.shapes)
 
@@ -448,8 +449,8 @@ class Shard:
         """Returns late gradients as they are to be applied."""
         assert self.store is not None
         gradients = pushed.gradients
-        for part in self.parts:
-            gradients = part.corrected(pushed.source[0], pushed.read, gradients, self.store.vectors)
+        for feature in self.features:
+            gradients = feature.corrected(pushed.source[0], pushed.read, gradients, self.store.vectors)
         return gradients
 
     def _answer_or_park(self, parked: ParkedMessage) -> None:
@@ -486,8 +487,8 @@ class Shard:
         else:
             values, arrays = self._newer(message, clock)
         if isinstance(message, Push) or message.what == "values":
-            for part in self.parts:
-                part.sent(message.worker, self.ledger.version, self.store.vectors)
+            for feature in self.features:
+                feature.sent(message.worker, self.ledger.version, self.store.vectors)
         self._traffic.sent += sum(array.nbytes for array in arrays)
         self._traffic.waited[message.worker] += time.monotonic() - parked.since
         if isinstance(message, Push) and message.ticket is not None:
@@ -518,8 +519,8 @@ class Shard:
         self._settle()
         newer = self.store.since(message.has.edition, message.has.rows)
         kinds, arrays, copy = newer.kinds if newer.sparse else (), newer.arrays(), None
-        for part in self.parts:
-            if (encoded := part.encoded(message, newer)) is not None:
+        for feature in self.features:
+            if (encoded := feature.encoded(message, newer)) is not None:
                 kinds, arrays, copy = encoded.kinds, encoded.arrays, encoded.copy
         counts = message.id, self.ledger.version, self.store.iterations, clock
         return Values(*counts, edition=self.store.edition, kinds=kinds, copy=copy), arrays
