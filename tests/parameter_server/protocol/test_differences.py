@@ -11,7 +11,7 @@ from tests.parameter_server.serving import DEADLINE, serving
 from tfdist import compression as c
 from tfdist.compression.policy import as_policy
 from tfdist.parameter_server.protocol.gradients import PushedGradients
-from tfdist.parameter_server.protocol.state import Held, State
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.worker.client import Connection
 from tfdist.parameter_server.worker.model import Model
 from tfdist.parameter_server.worker.session import Session
@@ -64,14 +64,14 @@ def test_compressed_pulls_converge_with_several_servers(prefetch):
     shapes = [(500, 8), (9,)]
     model = Model(["a", "b"], shapes, [np.dtype(np.float32)] * 2, 2, [True, True], "SGD")
     values = [generator.normal(size=shape).astype("float32") for shape in shapes]
-    held = [Held("a", 0, 500, 500), Held("b", 0, 9, 9)]
+    held = [HeldRows("a", 0, 500, 500), HeldRows("b", 0, 9, 9)]
     optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(0.1))
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(serving(pull_compression=policy)) for _ in range(2)]
         connections = [Connection(server.address, "ps", DEADLINE) for server in servers]
         session = Session(connections, 0, model, (), prefetch, policy)
         stack.callback(session.close)
-        session.begin(held, optimizer, lambda: State(values, [{}] * 2))
+        session.begin(held, optimizer, lambda: TrainingState(values, [{}] * 2))
         for step in range(60):
             if step < 30:
                 given = [generator.normal(size=shape).astype("float32") for shape in shapes]
@@ -81,7 +81,7 @@ def test_compressed_pulls_converge_with_several_servers(prefetch):
                 session.pull()
             if step == 20:
                 servers[0].lost(0)
-            parts = [model.part_of(server, State(given)).values for server in range(2)]
+            parts = [model.part_of(server, TrainingState(given)).values for server in range(2)]
             session.step([
                 PushedGradients(("dense",) * len(part), one.layout().vectors(part))
                 for one, part in zip(model.shapes, parts, strict=True)

@@ -145,7 +145,7 @@ def test_incomplete_follower_does_not_lead(running):
 def test_invalid_messages_have_no_effect(running, caplog):
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.connect(f"tcp://{running.follower.address}")
-        for frames in ([b"x"], [b""], [b"tfps\2junk", b"y"]):
+        for frames in ([b"x"], [b""], [b"tfps\3junk", b"y"]):
             stranger.send_multipart(frames)
     running.begin(running.log, lambda log: log.is_begun)
     running.follower.stop()

@@ -73,7 +73,7 @@ def test_invalid_messages_are_logged_once_and_have_no_effect(caplog):
         stranger = context.socket(zmq.DEALER)
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.connect(f"tcp://{server.address}")
-        for frames in ([b"hello"], [b"tfps"], [b""], [b"tfps\x02\xc1"], [b"x" * 100_000] * 3):
+        for frames in ([b"hello"], [b"tfps"], [b""], [b"tfps\x03\xc1"], [b"x" * 100_000] * 3):
             stranger.send_multipart(frames)
         with socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))) as other:
             other.sendall(b"GET / HTTP/1.1\r\n\r\n" + os.urandom(1000))
