@@ -116,14 +116,15 @@ def main():
             rates[name].append(child("branches", name, options.steps, one_core=name == ONE_CORE)["rate"])
         planned = child("plan")
         measured = child("again", planned["calls"])["seconds"]
-        ratios.append([one / other for one, other in zip(planned["seconds"], measured, strict=True)])
+        ratios.append([predicted / actual for predicted, actual in zip(planned["seconds"], measured, strict=True)])
     rows = [(name, _spread(values)) for name, values in rates.items()]
     side_by_side.table(rows, ["median", "from", "to"], "steps per second of two towers")
     for one, other in ((ONE, ONE_CORE), (TWO, ONE_CORE), (TWO, ONE)):
         speedups = [a / b for a, b in zip(rates[one], rates[other], strict=True)]
         print(f"{one} : {other}, by rounds: {_text(speedups)}")
     for stage in range(STAGES):
-        print(f"stage {stage}, predicted : measured again, by rounds: {_text([one[stage] for one in ratios])}")
+        of_stage = _text([round_ratios[stage] for round_ratios in ratios])
+        print(f"stage {stage}, predicted : measured again, by rounds: {of_stage}")
     side_by_side.save(options.json, {"steps per second": rates, "predicted : measured": ratios})
 
 

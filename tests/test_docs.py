@@ -43,7 +43,7 @@ def blocks():
 BLOCKS = list(blocks())
 
 
-def of(*languages):
+def blocks_in(*languages):
     return [pytest.param(block, id=block.where) for block in BLOCKS if block.language in languages]
 
 
@@ -67,7 +67,7 @@ def failures(tmp_path_factory):
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("block", of("python"))
+@pytest.mark.parametrize("block", blocks_in("python"))
 def test_python_runs_as_it_stands(block, failures):
     assert block.where not in failures, failures[block.where]
 
@@ -162,12 +162,12 @@ def check_options(text):
                 assert option in known, f"tfdist {match[1]} has no {option}"
 
 
-@pytest.mark.parametrize("block", of("json"))
+@pytest.mark.parametrize("block", blocks_in("json"))
 def test_json_blocks_are_valid_tf_configs(block):
     assert spec.from_tf_config(block.text) is not None
 
 
-@pytest.mark.parametrize("block", of("yaml"))
+@pytest.mark.parametrize("block", blocks_in("yaml"))
 def test_yaml_gives_each_pod_its_cluster(block):
     """The shell makes TF_CONFIG of the pod's index."""
     count = int(re.search(r"completions: (\d+)", block.text)[1])

@@ -84,13 +84,13 @@ def test_folders_depend_one_way():
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("of", WINGS)
-def test_wings_depend_one_way(of):
+@pytest.mark.parametrize("wing", WINGS)
+def test_wings_depend_one_way(wing):
     def place(module):
         parts = module.split(".")[2:]
-        return WINGS[of].index(parts[0] if len(parts) > 1 else "")
+        return WINGS[wing].index(parts[0] if len(parts) > 1 else "")
 
-    paths = {module: path for module, path in MODULES.items() if room(module) == of and path.stem != "__init__"}
+    paths = {module: path for module, path in MODULES.items() if room(module) == wing and path.stem != "__init__"}
     wrong = [
         f"{module} imports {other}"
         for module, path in paths.items()
@@ -98,7 +98,7 @@ def test_wings_depend_one_way(of):
         if other in paths and place(other) > place(module)
     ]
     assert not wrong, wrong
-    assert {place(module) for module in paths} == set(range(len(WINGS[of])))
+    assert {place(module) for module in paths} == set(range(len(WINGS[wing])))
 
 
 def test_no_files_import_each_other_in_a_circle():

@@ -36,7 +36,7 @@ def ended(command, name="rank 1", **known):
     return Process(name, popen, -1, **known)
 
 
-def of(workers, *processes):
+def ended_job(workers, *processes):
     """A job whose processes have ended."""
     made = Job(["true"], Roles(workers), False, False)
     made._processes = list(processes)
@@ -49,22 +49,22 @@ def of(workers, *processes):
 )
 def test_exit_code_is_that_of_the_blamed_process(capfd, command, how, code):
     process = ended(command)
-    assert of(3, process, process, process)._report([process]) == code
+    assert ended_job(3, process, process, process)._report([process]) == code
     said = f"tfdist run: rank 1 (process {process.popen.pid}) {how}; the other processes were ended.\n"
     assert capfd.readouterr().err == said
 
 
 def test_report_of_a_single_process_mentions_no_others(capfd):
-    of(1, ended("exit 1", "rank 0"))._report([ended("exit 1", "rank 0")])
+    ended_job(1, ended("exit 1", "rank 0"))._report([ended("exit 1", "rank 0")])
     assert capfd.readouterr().err.endswith("exited with code 1.\n")
 
 
 def test_hung_process_is_named_with_its_victims_code(capfd):
     """The code of a process that was killed by the launcher says nothing."""
     still, victim = ended("kill -KILL $$", ended_by_us=True), ended("exit 5", name="rank 0", is_victim=True)
-    assert of(2, still, victim)._report([still, victim]) == 5
+    assert ended_job(2, still, victim)._report([still, victim]) == 5
     assert "hung, or failed and did not end by itself" in capfd.readouterr().err
-    assert of(2, still, victim)._report([still]) == 1
+    assert ended_job(2, still, victim)._report([still]) == 1
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_hung_process_is_named_with_its_victims_code(capfd):
 def test_interrupted_process_is_not_reported_as_failed(capfd, command, known):
     """Also one that takes longer than the grace, on a machine that is busy, or that ends as another has ended."""
     asked = ended(command, "rank 0", **known)
-    job = of(1, asked)
+    job = ended_job(1, asked)
     job._asked_to_end_by = signal.SIGINT
     assert job._report([asked]) == 130
     assert capfd.readouterr().err == "tfdist run: ended by SIGINT (Ctrl-C), as were the processes.\n"
@@ -82,7 +82,7 @@ def test_interrupted_process_is_not_reported_as_failed(capfd, command, known):
 
 def test_failure_before_an_interrupt_is_reported(capfd):
     failed = ended("exit 3", "rank 0")
-    job = of(1, failed)
+    job = ended_job(1, failed)
     job._asked_to_end_by = signal.SIGINT
     assert job._report([failed]) == 3
     assert "exited with code 3" in capfd.readouterr().err

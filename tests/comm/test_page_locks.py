@@ -48,7 +48,7 @@ class Driver:
 
 
 @pytest.fixture
-def own(monkeypatch):
+def process_locks(monkeypatch):
     """This process's locks."""
     locks = PageLocks()
     monkeypatch.setattr("tfdist.comm.buffers.page_locks", locks)
@@ -63,12 +63,12 @@ def beside(monkeypatch, driver):
     return driver
 
 
-def test_memory_is_locked_once_for_the_device(monkeypatch, own):
+def test_memory_is_locked_once_for_the_device(monkeypatch, process_locks):
     driver = beside(monkeypatch, Driver())
     pool = BufferPool()
     pool.take(1 << 20)
     assert not driver.locked, "before a GPU is known"
-    own.device = 2
+    process_locks.device = 2
     buffer = pool.take(1 << 22)
     address = buffer.ctypes.data
     assert [size >= 1 << 22 for size in driver.locked.values()] == [True]
@@ -78,14 +78,14 @@ def test_memory_is_locked_once_for_the_device(monkeypatch, own):
     assert pool.take(1 << 22).ctypes.data == address
     pool.take(1 << 12)
     assert len(driver.locked) == 1, "what is taken again, or small, is not locked"
-    (kept,) = own._kept
+    (kept,) = process_locks._kept
     assert kept.ctypes.data == next(iter(driver.locked)), "also when its pool is gone"
 
 
 @pytest.mark.parametrize("fails", ["cuInit", "cuMemHostRegister_v2"])
-def test_memory_stays_usable_when_locking_fails(monkeypatch, own, caplog, fails):
+def test_memory_stays_usable_when_locking_fails(monkeypatch, process_locks, caplog, fails):
     driver = beside(monkeypatch, Driver(fails))
-    own.device = 0
+    process_locks.device = 0
     pool = BufferPool()
     assert len({pool.take(1 << 20).nbytes for _ in range(3)}) == 1
     assert [record.message for record in caplog.records if "does not lock host memory" in record.message] != []
@@ -93,12 +93,12 @@ def test_memory_stays_usable_when_locking_fails(monkeypatch, own, caplog, fails)
     assert driver.contexts == 0
 
 
-def test_missing_driver_locks_no_memory_and_logs_nothing(monkeypatch, own, caplog):
+def test_missing_driver_locks_no_memory_and_logs_nothing(monkeypatch, process_locks, caplog):
     def missing(name):
         raise OSError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     page_locks._driver.cache_clear()
-    own.device = 0
-    assert not own.lock(np.zeros(1 << 20, np.uint8))
+    process_locks.device = 0
+    assert not process_locks.lock(np.zeros(1 << 20, np.uint8))
     assert not caplog.records

@@ -19,9 +19,11 @@ def test_fused_reductions_equal_separate_ones():
     for _ in range(3):
         vectors = [normals(size, 30 * (40 + place)) for place in range(len(choices))]
         expected = [world.step(vector) for world, vector in zip(alone, vectors, strict=True)]
-        outs = [[np.empty_like(one) for one in vector] for vector in vectors]
+        outs = [[np.empty_like(array) for array in vector] for vector in vectors]
         reductions = [world.reductions(*pair) for world, *pair in zip(fused, vectors, outs, strict=True)]
-        plans = [fuse_reductions([one[rank] for one in reductions], lambda nbytes: "ring") for rank in range(size)]
+        plans = [
+            fuse_reductions([by_rank[rank] for by_rank in reductions], lambda nbytes: "ring") for rank in range(size)
+        ]
         _, communicators = simulate(size, lambda rank, plans=plans: plans[rank])
         for wanted, results in zip(expected, outs, strict=True):
             for out in results:
@@ -38,9 +40,9 @@ def test_fused_reductions_equal_separate_ones():
 def test_bucket_can_mix_compressed_and_plain_tensors():
     worlds = [World(None, 2, (60,)), World(with_feedback(c.PowerSGD(2)), 2, (40, 50)), World(None, 2, (70,))]
     vectors = [normals(2, int(np.prod(world.states[0].shape)), np.float16) for world in worlds]
-    outs = [[np.empty_like(one) for one in vector] for vector in vectors]
+    outs = [[np.empty_like(array) for array in vector] for vector in vectors]
     reductions = [world.reductions(*pair) for world, *pair in zip(worlds, vectors, outs, strict=True)]
-    plans = [fuse_reductions([one[rank] for one in reductions], lambda nbytes: "ring") for rank in range(2)]
+    plans = [fuse_reductions([by_rank[rank] for by_rank in reductions], lambda nbytes: "ring") for rank in range(2)]
     simulate(2, lambda rank: plans[rank])
     for place in (0, 2):
         for out in outs[place]:

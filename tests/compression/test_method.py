@@ -91,11 +91,11 @@ def test_segments_make_up_the_whole(elements):
     assert all(0 < segment.stop - segment.start <= 10 for segment in segments)
 
 
-@pytest.mark.parametrize(("combine", "found"), [(None, 3), (np.add, 8), (np.subtract, 2)])
-def test_store_assigns_or_combines(combine, found):
+@pytest.mark.parametrize(("combine", "stored"), [(None, 3), (np.add, 8), (np.subtract, 2)])
+def test_store_assigns_or_combines(combine, stored):
     out = np.full(4, 5.0)
     methods.store(out[1:3], np.full(2, 3.0), combine)
-    assert out.tolist() == [5, found, found, 5]
+    assert out.tolist() == [5, stored, stored, 5]
 
 
 def test_empty_and_nan_vectors_are_not_packed():

@@ -207,13 +207,13 @@ def test_linear_methods_add_up(method):
                 given.append(rounds.send(total))
             except StopIteration as stop:
                 bodies.append(stop.value)
-    totals, owns = zip(*bodies, strict=True)
+    totals, local_bodies = zip(*bodies, strict=True)
     for body in totals:
         np.testing.assert_array_equal(body, totals[0])
     decoded, parts = np.empty(2400, np.float32), np.zeros(2400, np.float32)
     method.unpack(totals[0], decoded)
-    for own in owns:
-        method.unpack(own, parts, np.add)
+    for local_body in local_bodies:
+        method.unpack(local_body, parts, np.add)
     np.testing.assert_allclose(decoded, parts, atol=1e-5 * np.abs(parts).max())
 
 

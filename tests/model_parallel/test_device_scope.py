@@ -126,10 +126,10 @@ def test_a_layer_that_is_called_on_two_devices_computes_on_both(name):
     model = two_sequences(LAYERS[name]())
     keras.utils.set_random_seed(0)
     alone = two_sequences(LAYERS[name](), "CPU:0", "CPU:0")
-    for one in (model, alone):
-        one.compile("adam", "mse")
+    for each_model in (model, alone):
+        each_model.compile("adam", "mse")
     operations = executed(train_step(model, 5, 4, inputs=2))
-    assert [one for one in operations if one.is_elsewhere] == []
+    assert [operation for operation in operations if operation.is_elsewhere] == []
     counts = places(operations, "MatMul")
     assert counts["CPU:1"] == counts["CPU:2"] > 2
     assert counts["CPU:0"] == 3, "the layer that joins them"
@@ -137,13 +137,13 @@ def test_a_layer_that_is_called_on_two_devices_computes_on_both(name):
     assert set(homes(shared.trainable_variables)) == {"CPU:1"}, "where it was called first"
     steps = train_step(model, 5, 4, inputs=2), train_step(alone, 5, 4, inputs=2)
     alone.set_weights(model.get_weights())
-    for one in (model, alone):
-        one.compile("adam", "mse")
+    for each_model in (model, alone):
+        each_model.compile("adam", "mse")
     for _ in range(20 if name == "lstm" else 5):
         for step in steps:
             step()
-    for one, other in zip(model.get_weights(), alone.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    for weight, other in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
 
 
 def test_keras_operations_run_on_scope_device():
@@ -192,11 +192,11 @@ def test_mixed_precision():
     finally:
         keras.config.set_dtype_policy("float32")
     alone.set_weights(model.get_weights())
-    for one in (model, alone):
-        one.compile("adam", "mse")
+    for each_model in (model, alone):
+        each_model.compile("adam", "mse")
     steps = train_step(model, 8), train_step(alone, 8)
     operations = executed(steps[0])
-    assert [one for one in operations if one.is_elsewhere] == []
+    assert [operation for operation in operations if operation.is_elsewhere] == []
     assert set(places(operations, "MatMul")) == {"CPU:1", "CPU:2"}
     steps[1]()
     for _ in range(19):
@@ -262,17 +262,17 @@ def test_networks_learn_the_same_on_two_devices(make, shape, optimizer):
     keras.utils.set_random_seed(0)
     model, alone = make("CPU:1", "CPU:2"), make("CPU:0", "CPU:0")
     alone.set_weights(model.get_weights())
-    for one in (model, alone):
-        one.compile(optimizer, "mse")
+    for each_model in (model, alone):
+        each_model.compile(optimizer, "mse")
     steps = train_step(model, *shape), train_step(alone, *shape)
     operations = executed(steps[0])
     steps[1]()
-    assert [one for one in operations if one.is_elsewhere] == []
+    assert [operation for operation in operations if operation.is_elsewhere] == []
     for _ in range(19):
         for step in steps:
             step()
-    for one, other in zip(model.get_weights(), alone.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    for weight, other in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-5)
 
 
 class OwnStep(keras.Model):
@@ -326,10 +326,10 @@ def test_custom_train_step_runs_on_scope_devices(make):
         model = make(*devices)
         model.compile("adam", "mse")
         step = train_step(model, 8)
-        assert [one for one in executed(step) if one.is_elsewhere] == []
+        assert [operation for operation in executed(step) if operation.is_elsewhere] == []
         assert set(homes(model.trainable_variables)) == set(devices)
         for _ in range(9):
             step()
         weights.append(model.get_weights())
-    for one, other in zip(*weights, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for weight, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)

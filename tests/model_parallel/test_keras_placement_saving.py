@@ -26,12 +26,12 @@ def test_a_loaded_model_computes_where_the_saved_one_did(kind, tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     operations = executed(train_step(loaded, 8))
     assert places(operations, "MatMul") == {"CPU:1": 2, "CPU:2": 3}
-    assert [one for one in operations if one.is_elsewhere] == []
+    assert [operation for operation in operations if operation.is_elsewhere] == []
     assert homes(loaded.trainable_variables) == ["CPU:1", "CPU:1", "CPU:2", "CPU:2"]
     assert homes(loaded.optimizer.variables[2:]) == ["CPU:1"] * 4 + ["CPU:2"] * 4
     step()
-    for one, other in zip(loaded.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for weight, other in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
 
 
 def test_loaded_shared_layer_runs_on_both_devices(tmp_path):

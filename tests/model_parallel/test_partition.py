@@ -57,29 +57,31 @@ def test_stages_compute_on_their_devices_and_learn_the_same(name, balance):
     keras.utils.set_random_seed(0)
     model = make()
     partitioned = partition(model, DEVICES, balance=balance, batch_size=16, verbose=False)
-    assert [stage.device for stage in partitioned.stages] == [f"/device:{one}" for one in DEVICES]
+    assert [stage.device for stage in partitioned.stages] == [f"/device:{device}" for device in DEVICES]
     calls = [call for stage in partitioned.stages for call in stage.calls]
     assert calls == [call.name for call in ModelCalls(model).calls]
     assert len(calls) == len(set(calls))
     assert partitioned.model is not model
-    for one, other in zip(partitioned.model.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, other in zip(partitioned.model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, other)
     loss = "mse" if outputs == 1 else ["mse", "mse"]
-    for one in (partitioned.model, model):
-        one.compile(keras.optimizers.SGD(0.01), loss)
-    steps = [step_of(one, shapes, outputs) for one in (partitioned.model, model)]
+    for each_model in (partitioned.model, model):
+        each_model.compile(keras.optimizers.SGD(0.01), loss)
+    steps = [step_of(each_model, shapes, outputs) for each_model in (partitioned.model, model)]
     operations = executed(steps[0])
-    assert [one for one in operations if one.is_elsewhere] == []
+    assert [operation for operation in operations if operation.is_elsewhere] == []
     computing = {
-        one.device for one in operations if one.kind in ("Add", "AddV2", "BiasAdd", "Mul", "Sum", "Mean", "Sub")
+        operation.device
+        for operation in operations
+        if operation.kind in ("Add", "AddV2", "BiasAdd", "Mul", "Sum", "Mean", "Sub")
     }
     assert computing == set(DEVICES)
     steps[1]()
     for _ in range(9):
         for step in steps:
             step()
-    for one, other in zip(partitioned.model.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    for weight, other in zip(partitioned.model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-5)
 
 
 def test_costs_of_stages():

@@ -154,8 +154,10 @@ def test_dev_shm_that_cannot_be_used(name):
 
 
 @pytest.mark.skipif(not namespaces.AVAILABLE, reason="needs iproute2")
-@pytest.mark.parametrize("own", [NOTHING, PROCESSES, PROCESSES + IPC + shm("size=64m")], ids=["none", "PID", "all"])
-def test_sums_are_right_between_network_namespaces(own):
+@pytest.mark.parametrize(
+    "isolation", [NOTHING, PROCESSES, PROCESSES + IPC + shm("size=64m")], ids=["none", "PID", "all"]
+)
+def test_sums_are_right_between_network_namespaces(isolation):
     """Two containers with one hostname on a bridge, and whatever else is theirs."""
     cluster = {"worker": ["10.77.0.1:2222", "10.77.0.2:2222"]}
     with namespaces.hosts() as names:
@@ -163,12 +165,12 @@ def test_sums_are_right_between_network_namespaces(own):
             {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})}
             for rank in range(2)
         ]
-        prefixes = [["ip", "netns", "exec", name, *own] for name in names]
+        prefixes = [["ip", "netns", "exec", name, *isolation] for name in names]
         with harness.started(SUMS, 2, {"TFDIST_SECRET": "x"}, per_rank, prefixes=prefixes) as processes:
             ended = processes.wait()
             assert [end.code for end in ended] == [0, 0], processes.outputs()
             for end in ended:
-                assert f"RIGHT hosts {1 if own is NOTHING else 2}" in end.output
+                assert f"RIGHT hosts {1 if isolation is NOTHING else 2}" in end.output
 
 
 LAUNCHED = {

@@ -35,10 +35,13 @@ def nothing_left():
 
 def differences(ranks, plain):
     """What is wrong with the results of a check, in words."""
-    for name, results in (("plain Keras", plain), *((f"rank {rank}", one) for rank, one in enumerate(ranks))):
+    for name, results in (
+        ("plain Keras", plain),
+        *((f"rank {rank}", rank_results) for rank, rank_results in enumerate(ranks)),
+    ):
         if "error" in results:
             return [f"{name}: {results['error']}"]
-    wrong = [f"rank {rank} differs from rank 0" for rank, one in enumerate(ranks) if one != ranks[0]]
+    wrong = [f"rank {rank} differs from rank 0" for rank, rank_results in enumerate(ranks) if rank_results != ranks[0]]
     results, expected = dict(harness.leaves(ranks[0])), dict(harness.leaves(plain))
     if results.keys() != expected.keys():
         return [*wrong, f"there are other results: {sorted(map(str, results.keys() ^ expected.keys()))}"]
@@ -46,11 +49,11 @@ def differences(ranks, plain):
         if isinstance(value, str):
             wrong += [f"{path}: {results[path]}, expected {value}"] * (results[path] != value)
             continue
-        one, other = np.asarray(results[path], np.float64), np.asarray(value, np.float64)
+        actual, other = np.asarray(results[path], np.float64), np.asarray(value, np.float64)
         tolerance = next((TOLERANCES[name] for name in path if name in TOLERANCES), OTHERS)
-        error = np.abs(one - other).max(initial=0) if one.shape == other.shape else np.inf
+        error = np.abs(actual - other).max(initial=0) if actual.shape == other.shape else np.inf
         if not error <= tolerance * np.abs(other).max(initial=0) + ROUNDING:
-            wrong.append(f"{path}: an error of {error:.1g}; {one.ravel()[:4]}…, expected {other.ravel()[:4]}…")
+            wrong.append(f"{path}: an error of {error:.1g}; {actual.ravel()[:4]}…, expected {other.ravel()[:4]}…")
     return wrong
 
 

@@ -65,8 +65,8 @@ def test_processes_stop_die_and_come_again(tmp_path):
         (tmp_path / "new").write_text(str(last))
         (tmp_path / "new").rename(tmp_path / "last")
         end = time.monotonic() + harness.DEADLINE
-        while any(one.popens[rank].poll() is None for one, rank in ((first, 1), (second, 0), (chief, 0))):
-            assert time.monotonic() < end, "\n".join(one.outputs() for one in (first, second, chief))
+        while any(job.popens[rank].poll() is None for job, rank in ((first, 1), (second, 0), (chief, 0))):
+            assert time.monotonic() < end, "\n".join(job.outputs() for job in (first, second, chief))
             time.sleep(0.02)
         outputs = [first.output(1), second.output(0), chief.output(0)]
         codes = [first.popens[1].poll(), second.popens[0].poll(), chief.popens[0].poll()]
@@ -76,10 +76,10 @@ def test_processes_stop_die_and_come_again(tmp_path):
     assert results[0]["late"] > 0, "what it had learned when it was stopped was brought later"
     assert results[0]["epochs"][0] == 0
     assert 0 < results[1]["epochs"][0] < results[2]["epochs"][0], "they begin with the epoch of the others"
-    assert [one["epochs"][-1] for one in results] == [last] * 3
-    for one in results:
-        expected = [0.01 * 0.999 ** (epoch + 1) for epoch in one["epochs"]]
-        assert one["rates"] == pytest.approx(expected, rel=1e-3), "a schedule that is relative to the rate before"
+    assert [result["epochs"][-1] for result in results] == [last] * 3
+    for result in results:
+        expected = [0.01 * 0.999 ** (epoch + 1) for epoch in result["epochs"]]
+        assert result["rates"] == pytest.approx(expected, rel=1e-3), "a schedule that is relative to the rate before"
     assert results[2]["losses"][0] < 0.5 * results[0]["losses"][0], "with the weights of the others"
     assert "worker 2 " in outputs[0], "who is lost is told by name"
     harness.assert_nothing_left()

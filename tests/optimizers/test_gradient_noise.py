@@ -43,12 +43,12 @@ def reference(deviations, rate=0.125, momentum=0.5, seed=0, clip=np.inf):
         seed: seed of the noise.
         clip: the largest norm of a gradient with noise.
     """
-    weights, momenta = [one.copy() for one in BEGINNING], [np.zeros(shape) for shape in SHAPES]
+    weights, momenta = [weight.copy() for weight in BEGINNING], [np.zeros(shape) for shape in SHAPES]
     for update in range(UPDATES):
         parts = STEPS[update * PARTS : (update + 1) * PARTS]
-        of_noise = deviations([np.stack([one[place] for one in parts]) for place in range(len(SHAPES))])
+        of_noise = deviations([np.stack([part[place] for part in parts]) for place in range(len(SHAPES))])
         for place, shape in enumerate(SHAPES):
-            gradient = np.mean([one[place] for one in parts], axis=0)
+            gradient = np.mean([part[place] for part in parts], axis=0)
             gradient = gradient + of_noise[place] * normal(seed, place, update, shape)
             gradient = gradient * min(1, clip / np.linalg.norm(gradient))
             momenta[place] = momentum * momenta[place] - rate * gradient

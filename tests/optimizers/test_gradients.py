@@ -9,7 +9,7 @@ from tfdist.optimizers.gradients import GradientAverager
 from tfdist.optimizers.local_clipping import LocalClipping
 
 
-def of(group, call, made, gradients, variables):
+def reduce_gradients(group, call, made, gradients, variables):
     """What `GradientAverager.reduced` gives."""
     reduced = call(lambda: made.reduced(gradients(group.rank), variables))
     return [None if gradient is None else tf.convert_to_tensor(gradient).numpy() for gradient in reduced]
@@ -25,7 +25,7 @@ def test_dense_and_sparse_gradients_are_reduced_none_stays(ranks, size, call, av
         return [tf.constant([rank, 1.0]), rows, None]
 
     def work(group):
-        return of(group, call, GradientAverager(group, average), gradients, variables)
+        return reduce_gradients(group, call, GradientAverager(group, average), gradients, variables)
 
     dense = np.array([sum(range(size)), size], float)
     rows = np.zeros([3, 2])

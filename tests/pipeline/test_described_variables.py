@@ -63,7 +63,10 @@ def test_layer_frozen_before_allocation_can_be_unfrozen():
     model.layers[0].trainable = True
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(tf.ones([1, 4])))
-    assert all(one is not None for one in tape.gradient(loss, [one.value for one in model.trainable_variables]))
+    assert all(
+        gradient is not None
+        for gradient in tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+    )
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adafactor", "lion", "muon"])

@@ -27,7 +27,7 @@ def stages_of(*hidden):
     return Stages(calls, [1, len(calls.calls)])
 
 
-def found(loss, stages=None, eager=True):
+def divisors(loss, stages=None, eager=True):
     stages = stages or stages_of()
 
     def compute(x, y, weights):
@@ -43,18 +43,18 @@ def found(loss, stages=None, eager=True):
 @pytest.mark.parametrize("eager", [True, False])
 def test_divisor_counts_unmasked_steps_or_sums_weights(eager):
     crossentropy = keras.losses.SparseCategoricalCrossentropy
-    assert found(crossentropy(from_logits=True), eager=eager) == [7.0]
-    assert found(crossentropy(from_logits=True, reduction="sum"), eager=eager) == []
+    assert divisors(crossentropy(from_logits=True), eager=eager) == [7.0]
+    assert divisors(crossentropy(from_logits=True, reduction="sum"), eager=eager) == []
     by_weights = crossentropy(from_logits=True, reduction="mean_with_sample_weight")
-    assert found(by_weights, eager=eager) == [1.0 + 2 + 5 + 9 + 10 + 11 + 12]
-    assert found(crossentropy(from_logits=True, ignore_class=0), eager=eager) == [4.0]
+    assert divisors(by_weights, eager=eager) == [1.0 + 2 + 5 + 9 + 10 + 11 + 12]
+    assert divisors(crossentropy(from_logits=True, ignore_class=0), eager=eager) == [4.0]
 
 
 def test_layers_after_the_mask_do_not_change_divisor():
     stages = stages_of(layers.LSTM(3, return_sequences=True), layers.Dropout(0.5), layers.Bidirectional(layers.GRU(
         2, return_sequences=True
     )))  # fmt: skip
-    assert found(keras.losses.SparseCategoricalCrossentropy(from_logits=True), stages) == [7.0]
+    assert divisors(keras.losses.SparseCategoricalCrossentropy(from_logits=True), stages) == [7.0]
 
 
 class Masking(layers.Layer):
@@ -71,4 +71,4 @@ class Masking(layers.Layer):
 
 def test_mask_computed_from_weights_raises():
     with pytest.raises(ValueError, match=r'depends on weights.*Use schedule="gpipe"'):
-        found(keras.losses.SparseCategoricalCrossentropy(from_logits=True), stages_of(Masking()))
+        divisors(keras.losses.SparseCategoricalCrossentropy(from_logits=True), stages_of(Masking()))

@@ -123,11 +123,11 @@ def test_weights_of_samples_and_classes():
             split(model, schedule)
         x, _ = data_of(model)
         options = {"batch_size": 8, "shuffle": False, "verbose": 0}
-        one = model.fit(x, labels, sample_weight=weights, **options).history
-        other = model.fit(x, labels, class_weight={0: 1.0, 1: 3.0, 2: 0.1}, **options).history
-        results.append((one, other, [one.numpy() for one in model.variables]))
-    for one, other in zip(*results, strict=True):
-        for value, expected in zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True):
+        with_sample_weight = model.fit(x, labels, sample_weight=weights, **options).history
+        with_class_weight = model.fit(x, labels, class_weight={0: 1.0, 1: 3.0, 2: 0.1}, **options).history
+        results.append((with_sample_weight, with_class_weight, [variable.numpy() for variable in model.variables]))
+    for whole, pipelined in zip(*results, strict=True):
+        for value, expected in zip(keras.tree.flatten(whole), keras.tree.flatten(pipelined), strict=True):
             np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 

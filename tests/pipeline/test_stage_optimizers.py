@@ -35,14 +35,14 @@ def test_updates_are_those_of_the_whole_model(name):
             optimizer = keras.optimizers.Adam(0.1, **OPTIONS[name])
             optimizer.build(variables)
         here = variables[1:] if parts else variables
-        for one in [*variables, *slots_of(optimizer)]:
-            is_anothers = parts and (one is variables[0] or one.path.startswith(f"adam/{variables[0].name}_"))
-            leave_to(one, "another") if is_anothers else allocate(one)
-        assert [is_elsewhere(one) for one in variables] == [parts, False]
+        for variable in [*variables, *slots_of(optimizer)]:
+            is_anothers = parts and (variable is variables[0] or variable.path.startswith(f"adam/{variables[0].name}_"))
+            leave_to(variable, "another") if is_anothers else allocate(variable)
+        assert [is_elsewhere(variable) for variable in variables] == [parts, False]
         for given in gradients:
             local_gradients = given[1:] if parts else given
             optimizer.apply_gradients(
-                [(tf.constant(one), variable) for one, variable in zip(local_gradients, here, strict=True)]
+                [(tf.constant(gradient), variable) for gradient, variable in zip(local_gradients, here, strict=True)]
             )
         optimizer.finalize_variable_values(variables)
         results.append(variables[1].numpy())

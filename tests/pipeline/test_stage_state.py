@@ -53,8 +53,8 @@ def run(model, steps=1, recomputes=False, schedule=schedules.one_forward_one_bac
         batch, objective = objective_of(model, table, PARTS, [x, y])
         made = PipelinedStep(stages, table, [0, 1], None, batch, [x], True, objective, recomputes=recomputes)
         made.run()
-        return [batch.joined(one) for one in zip(*made.outputs, strict=True)], [
-            made.gradients.of(one) for one in model.trainable_variables
+        return [batch.joined(parts) for parts in zip(*made.outputs, strict=True)], [
+            made.gradients.of(variable) for variable in model.trainable_variables
         ]
 
     return [step(X, np.zeros((7, model.output_shape[1]), "float32")) for _ in range(steps)]

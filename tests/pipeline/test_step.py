@@ -35,9 +35,9 @@ def pipelined(model, make, devices=None, graph=True, samples=SAMPLES):
         workers, own_x = range(len(table.rows)), tensors[: len(x)]
         run = PipelinedStep(stages, table, workers, None, batch, own_x, True, objective, devices)
         run.run()
-        outputs = [batch.joined(one) for one in zip(*run.outputs, strict=True)]
+        outputs = [batch.joined(parts) for parts in zip(*run.outputs, strict=True)]
         total = tf.add_n([*objective.losses, *run.added_losses])
-        return outputs, total, [run.gradients.of(one) for one in model.trainable_variables]
+        return outputs, total, [run.gradients.of(variable) for variable in model.trainable_variables]
 
     outputs, loss, gradients = (tf.function(step, autograph=False) if graph else step)(*x, *y)
     return outputs, loss, dict(zip(map(id, model.trainable_variables), gradients, strict=True))

@@ -37,9 +37,9 @@ def test_results_are_sent_at_once_and_expected_one_exchange_ahead():
 
 def test_workers_of_one_process_exchange_nothing():
     table = interleaved(6, 4, 3)
-    assert {str(one) for one in table.steps(0, [0, 1, 2])} == set(written(table.rows[0]))
+    assert {str(step) for step in table.steps(0, [0, 1, 2])} == set(written(table.rows[0]))
     between = [step for step in table.steps(0, [2]) if isinstance(step, WorkerExchange)]
-    others = {table.workers[one.destination] for step in between for one in step.sent}
+    others = {table.workers[transfer.destination] for step in between for transfer in step.sent}
     assert others == {1}
 
 
@@ -57,15 +57,15 @@ def test_every_sent_result_is_received_once(table):
         held, expected = set(), None
         for step in table.steps(worker):
             if not isinstance(step, WorkerExchange):
-                for one in table.needs(step):
-                    assert one in held or (one, step.stage) in held, f"{step} needs {one}"
+                for needed in table.needs(step):
+                    assert needed in held or (needed, step.stage) in held, f"{step} needs {needed}"
                 held.add(step)
                 continue
-            for one in step.sent:
-                assert table.workers[one.result_of.stage] == worker != table.workers[one.destination]
-                assert one.result_of in held, "results are sent when they are there"
+            for transfer in step.sent:
+                assert table.workers[transfer.result_of.stage] == worker != table.workers[transfer.destination]
+                assert transfer.result_of in held, "results are sent when they are there"
             assert expected in (None, step.received), "what is received is what was expected"
-            assert all(table.workers[one.destination] == worker for one in step.received)
+            assert all(table.workers[transfer.destination] == worker for transfer in step.received)
             held.update(step.received)
             sent += step.sent
             received += step.received

@@ -110,11 +110,12 @@ def worlds(tmp_path_factory, request):
         return launch(size, sorted(names), folder)
 
     @cache
-    def of(sizes):
+    def results_of(sizes):
         with ThreadPoolExecutor() as threads:
             return dict(zip(sizes, threads.map(start, sizes), strict=True))
 
-    return lambda size: of((0, 1) if size < 2 else (size,))[size]  # two alone take two cores, as two together do
+    # Two alone take two cores, as two together do.
+    return lambda size: results_of((0, 1) if size < 2 else (size,))[size]
 
 
 def leaves(value, path=()):

@@ -45,12 +45,12 @@ def change(task, number):
 def joined(job, tasks, **arguments):
     """The courses of tasks, of which the first has the state, at the beginning."""
     first = course(job.members[tasks[0]], **arguments)
-    others = [course(job.members[task], [one + 1 for one in START], **arguments) for task in tasks[1:]]
+    others = [course(job.members[task], [value + 1 for value in START], **arguments) for task in tasks[1:]]
     courses = dict(zip(tasks, [first, *others], strict=True))
     for task in tasks[1:]:
         courses[task].refresh()
-    for one in courses.values():
-        one.begin_anew(Progress(0, 0))
+    for each_course in courses.values():
+        each_course.begin_anew(Progress(0, 0))
     return courses
 
 
@@ -82,12 +82,12 @@ def test_trajectories_equal_those_of_numpy(job, outer):
 
     courses = {0: course(made.members[0], rule=rule())}
     for task in (1, 2):
-        courses[task] = course(made.members[task], [one * 0 for one in START], rule=rule())
+        courses[task] = course(made.members[task], [value * 0 for value in START], rule=rule())
         assert courses[task].joined.step == 0
-    for one in courses.values():
-        one.begin_anew(Progress(0, 0))
+    for each_course in courses.values():
+        each_course.begin_anew(Progress(0, 0))
     assert_values(courses[2].centre, START)
-    weights, velocity = [one.copy() for one in START], [np.zeros_like(one) for one in START]
+    weights, velocity = [value.copy() for value in START], [np.zeros_like(value) for value in START]
     samples = [10, 20, 50]
     for number in range(1, 5):
         results = made.side_by_side(lambda task, n=number: take(courses, task, n, n * samples[task]), range(3))
@@ -104,8 +104,8 @@ def test_trajectories_equal_those_of_numpy(job, outer):
             assert turn.left == 5
             assert_values(new, weights)
         assert_alike(courses)
-    assert [one.staleness for one in courses.values()] == [{0: 4}] * 3
-    assert [one.round for one in courses.values()] == [4] * 3
+    assert [each_course.staleness for each_course in courses.values()] == [{0: 4}] * 3
+    assert [each_course.round for each_course in courses.values()] == [4] * 3
 
 
 def test_late_task_continues_from_new_centre_and_contributes_later(job):
@@ -205,14 +205,14 @@ def test_late_change_of_replaced_values_is_dropped(job, how):
     late(made, courses)
     if how == "assigned":
         courses[1].refresh()
-        for one in courses.values():
-            one.assigned(0, START[0] + 5, Progress(10, 4))
+        for each_course in courses.values():
+            each_course.assigned(0, START[0] + 5, Progress(10, 4))
     else:
         courses[0].assigned(0, START[0] + 5, Progress(10, 5))
         courses[0].replace()
         assert courses[1].follow(30.0)
         courses[1].begin_anew(Progress(10, 4))
-    centre = [one.copy() for one in courses[0].centre]
+    centre = [value.copy() for value in courses[0].centre]
     results = made.side_by_side(lambda task: take(courses, task, 2, 20), range(2))
     samples = 20 if how == "assigned" else 10
     parts = zip(centre, change(0, 2), change(1, 2), strict=True)

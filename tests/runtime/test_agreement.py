@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tests.parameter_server.options.test_published import of
+from tests.parameter_server.options.test_published import options_of
 from tests.runtime.jobs import cluster_of
 from tests.runtime.test_membership import entered
 from tfdist.errors import MismatchError, RendezvousError, TfdistError
@@ -26,7 +26,7 @@ def members():
 
 def test_equal_options_are_agreed_on(members):
     for member in members:
-        agreement.agree(member, of(BoundedStaleness(2)))
+        agreement.agree(member, options_of(BoundedStaleness(2)))
 
 
 @pytest.mark.parametrize("first", [0, 2])
@@ -34,10 +34,10 @@ def test_last_task_to_publish_raises_on_mismatch(members, first):
     """No task waits for the other."""
     chief, _, server = members
     last = server if first == 0 else chief
-    agreement.agree(members[first], of(BoundedStaleness(2)))
+    agreement.agree(members[first], options_of(BoundedStaleness(2)))
     name = "chief 0" if first == 0 else "ps 0"
     with pytest.raises(MismatchError, match=rf"SoftSync\(\) on this task, and .*\(steps=2\) on {name} \(127"):
-        agreement.agree(last, of(SoftSync()))
+        agreement.agree(last, options_of(SoftSync()))
 
 
 def learning(member, timeout=DEADLINE):
@@ -58,9 +58,9 @@ def learning(member, timeout=DEADLINE):
 def test_server_gets_options_from_any_worker(members, who):
     """The chief may have ended when a server comes back."""
     thread, outcomes = learning(members[2])
-    agreement.agree(members[who], of(SoftSync(3)))
+    agreement.agree(members[who], options_of(SoftSync(3)))
     thread.join(DEADLINE)
-    assert outcomes == [of(SoftSync(3))]
+    assert outcomes == [options_of(SoftSync(3))]
 
 
 def test_waiting_for_options_returns_none_when_job_ends(members):
@@ -86,7 +86,7 @@ def test_waiting_for_options_times_out(members):
 def test_additional_worker_with_other_options_raises():
     cluster = cluster_of("chief", chief=1, ps=1)
     with entered(cluster, ("chief", 0), ("worker", 5)) as (chief, worker):
-        agreement.agree(chief, of())
-        agreement.agree(worker, of())
+        agreement.agree(chief, options_of())
+        agreement.agree(worker, options_of())
         with pytest.raises(MismatchError, match="on chief 0"):
-            agreement.agree(worker, of(SoftSync()))
+            agreement.agree(worker, options_of(SoftSync()))

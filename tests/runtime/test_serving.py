@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parameter_server.options.test_published import of
+from tests.parameter_server.options.test_published import options_of
 from tests.runtime.jobs import TIMEOUTS, cluster_of, seen_by
 from tfdist.cluster.settings import read_secret
 from tfdist.compression import Int8
@@ -117,7 +117,7 @@ def test_server_without_script_uses_the_workers_options(monkeypatch):
     served, cluster = [], cluster_of("chief", chief=1, ps=1)
     monkeypatch.setattr(serving, "serve", lambda *arguments: served.append(arguments))
     chief = membership.of_task(cluster, TIMEOUTS)
-    agreement.agree(chief, of(BoundedStaleness(2), Gradients(Int8()), Servers(snapshots="folder", copies=1)))
+    agreement.agree(chief, options_of(BoundedStaleness(2), Gradients(Int8()), Servers(snapshots="folder", copies=1)))
     serving.serve_without_script(seen_by(cluster, "ps"), TIMEOUTS)
     ((member, options, _),) = served
     assert (options.synchronization, options.has_copies) == (BoundedStaleness(2), True)
@@ -130,7 +130,7 @@ def test_server_without_script_uses_the_workers_options(monkeypatch):
 def test_server_without_script_rejects_user_defined_classes():
     cluster = cluster_of("chief", chief=1, ps=1)
     chief = membership.of_task(cluster, TIMEOUTS)
-    agreement.agree(chief, of(Asynchronous(Halved())))
+    agreement.agree(chief, options_of(Asynchronous(Halved())))
     with pytest.raises(
         TfdistError,
         match=r"synchronization is Asynchronous\(late=.*Halved.*Run the script on the parameter servers, too",

@@ -44,7 +44,7 @@ class Writer(OtherWriter):
         yield
 
 
-def of(extended):
+def strategy_of(extended):
     return type("Strategy", (Plain,), {"extended_type": extended})()
 
 
@@ -68,7 +68,7 @@ def trained(strategy, **arguments):
 @pytest.mark.parametrize("extended", [OtherWriter, Writer])
 def test_training_is_plain_where_nothing_is_shared_or_reduced(extended):
     """Losses, gradients, Dropout's seeds, shuffling and data are Keras's own."""
-    expected, results = trained(Plain()), trained(of(extended))
+    expected, results = trained(Plain()), trained(strategy_of(extended))
     for array, other in zip(expected[:4], results[:4], strict=True):
         np.testing.assert_array_equal(array, other)
     for array, other in zip(expected[4], results[4], strict=True):
@@ -77,7 +77,7 @@ def test_training_is_plain_where_nothing_is_shared_or_reduced(extended):
 
 @pytest.mark.parametrize("extended", [None, OtherWriter])
 def test_data_is_read_by_tensorflow_where_batches_are_not_shared(extended):
-    strategy = of(extended)
+    strategy = strategy_of(extended)
     distributed = strategy.experimental_distribute_dataset(tf.data.Dataset.range(8).batch(4))
     assert not isinstance(distributed, datasets.SharedDataset)
     assert [batch.numpy().tolist() for batch in distributed] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -87,7 +87,7 @@ def test_only_the_writer_writes(tmp_path):
     for extended, writes in ((OtherWriter, False), (Writer, True), (None, True)):
         folder = tmp_path / getattr(extended, "__name__", "none")
         folder.mkdir()
-        made = model(of(extended))
+        made = model(strategy_of(extended))
         made.fit(X, Y, verbose=0, callbacks=[keras.callbacks.CSVLogger(folder / "log.csv")])
         made.save(folder / "model.keras")
         made.save_weights(folder / "model.weights.h5")
@@ -96,14 +96,14 @@ def test_only_the_writer_writes(tmp_path):
 
 
 def test_writer_saves_models_in_local_only(tmp_path):
-    strategy = of(Writer)
+    strategy = strategy_of(Writer)
     model(strategy).save(tmp_path / "model.keras")
     assert strategy.extended.alone
 
 
 def test_only_the_writer_shows_progress(capfd):
     for extended, shows in ((OtherWriter, False), (Writer, True)):
-        made = model(of(extended))
+        made = model(strategy_of(extended))
         capfd.readouterr()
         made.fit(X, Y)
         assert ("loss" in capfd.readouterr().out) is shows
@@ -111,10 +111,10 @@ def test_only_the_writer_shows_progress(capfd):
 
 def test_process_that_does_not_write_still_loads_weights(tmp_path):
     path = tmp_path / "model.weights.h5"
-    expected = model(of(Writer))
+    expected = model(strategy_of(Writer))
     expected.fit(X, Y, verbose=0)
     expected.save_weights(path)
-    loaded = model(of(OtherWriter))
+    loaded = model(strategy_of(OtherWriter))
     loaded.load_weights(path)
     for weight, other in zip(expected.get_weights(), loaded.get_weights(), strict=True):
         np.testing.assert_array_equal(weight, other)
@@ -125,4 +125,4 @@ def test_ability_without_required_methods_raises():
         pass
 
     with pytest.raises(TypeError, match="count"):
-        of(Silent)
+        strategy_of(Silent)

@@ -145,11 +145,11 @@ def test_mirrored_strategy_results_are_unchanged_by_tfdist(tmp_path):
     program = tmp_path / "plain.py"
     program.write_text(PLAIN)
 
-    def found(how):
+    def results_of(how):
         (ended,) = harness.run([str(program), how], 1)
         return json.loads(ended.output.splitlines()[-1])
 
-    without, beside = found("without"), found("with tfdist")
+    without, beside = results_of("without"), results_of("with tfdist")
     assert without["dataset"][2] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10]]]
     assert without["orders"][0] == without["orders"][1] != sorted(without["orders"][0])  # both ways are shuffled
     for key, value in without.items():

@@ -61,10 +61,10 @@ class BroadcastVariables(keras.callbacks.Callback):
         exchange = Exchange(processes_of(self.model))
         self._build_alike(exchange)
         everything = [*self.model.variables, *self.model.optimizer.variables]
-        left_out = self._sent | {id(one) for one in _local_variables(self.model.optimizer, everything)}
+        left_out = self._sent | {id(variable) for variable in _local_variables(self.model.optimizer, everything)}
         new = [variable for variable in everything if id(variable) not in left_out]
-        kinds = ", ".join(f"{_kind(one)} {one.dtype} {tuple(one.shape)}" for one in new)
-        everyone = [one.decode() for one in exchange.all_gather(tf.constant([kinds])).numpy()]
+        kinds = ", ".join(f"{_kind(variable)} {variable.dtype} {tuple(variable.shape)}" for variable in new)
+        everyone = [encoded.decode() for encoded in exchange.all_gather(tf.constant([kinds])).numpy()]
         for rank, theirs in enumerate(everyone):
             if theirs != everyone[self._root]:
                 raise MismatchError(

@@ -340,11 +340,11 @@ class QuorumCoordinator:
             )
         if meeting.have.keys() == meeting.ready.keys():
             rounds.meeting = None
-            ends = any(one.ends for one in meeting.ready.values())
-            for one, request in meeting.have.items():
-                if one in rounds.addresses:
-                    rounds.has[one] = meeting.ready[one].round
-                self._answer(one, request, MeetingOutcome(True, ends))
+            ends = any(ready.ends for ready in meeting.ready.values())
+            for member, request in meeting.have.items():
+                if member in rounds.addresses:
+                    rounds.has[member] = meeting.ready[member].round
+                self._answer(member, request, MeetingOutcome(True, ends))
             self._begin_again(rounds)
 
     def _begin_again(self, rounds: _Rounds) -> None:
@@ -405,10 +405,10 @@ class QuorumCoordinator:
         """
         for task, message in list(self._lingering.items()):
             all_rounds = [self._of(name) for name in message.rounds]
-            if any(one.meeting is not None for one in all_rounds):
+            if any(rounds.meeting is not None for rounds in all_rounds):
                 continue
-            lacking = [self._lacking(one, message.fit) for one in all_rounds]
-            if any(task in one for one in lacking) or not any(lacking):
+            lacking = [self._lacking(rounds, message.fit) for rounds in all_rounds]
+            if any(task in tasks for tasks in lacking) or not any(lacking):
                 del self._lingering[task]
                 self._answer(task, message.id, None)
 

@@ -72,12 +72,12 @@ class ValueExchange:
         """
         self._values = {key: entry for key, entry in self._values.items() if entry[0] != task}
         for key, requests in self._waiting.items():
-            self._waiting[key] = [one for one in requests if one[0] != task]
+            self._waiting[key] = [(waiter, request) for waiter, request in requests if waiter != task]
         for meeting, given in list(self._gathers.items()):
             given.pop(task, None)
             if error is not None and task in meeting[1]:
                 del self._gathers[meeting]
-                for one, (request, _) in given.items():
-                    self._reply(one, Reply(request, error=error))
+                for participant, (request, _) in given.items():
+                    self._reply(participant, Reply(request, error=error))
         if error is not None:
             self._failed[task] = error

@@ -130,19 +130,19 @@ def temporarily(model: Any, calls: list[Any], devices: Sequence[str | None]) -> 
         calls: the model's calls, as `nodes_of` returns them.
         devices: device of each call; None for no device.
     """
-    before = [device_of(one) for one in calls]
+    before = [device_of(call) for call in calls]
     added_on = model.__dict__.get(DEVICES)
-    for one, device in zip(calls, devices, strict=True):
-        setattr(one, DEVICE, device)
-    operations = [one.operation for one in calls]
+    for call, device in zip(calls, devices, strict=True):
+        setattr(call, DEVICE, device)
+    operations = [call.operation for call in calls]
     model.__dict__[DEVICES] = {
-        id(one): device for one, device in zip(operations, devices, strict=True) if device is not None
+        id(operation): device for operation, device in zip(operations, devices, strict=True) if device is not None
     }
     try:
         yield
     finally:
-        for one, was in zip(calls, before, strict=True):
-            setattr(one, DEVICE, was)
+        for call, was in zip(calls, before, strict=True):
+            setattr(call, DEVICE, was)
         del model.__dict__[DEVICES]
         if added_on is not None:
             model.__dict__[DEVICES] = added_on

@@ -214,12 +214,12 @@ def _by_time(model_calls: ModelCalls, analysis: Analysis, count: int, batch_size
         for begin, end in _ranges(ends):
             if (begin, end) not in times:
                 times[begin, end] = measured(begin, end)
-        costs = [times[one] for one in _ranges(ends)]
+        costs = [times[span] for span in _ranges(ends)]
         if best is None or max(costs) < best[0]:
             best = max(costs), ends
         for (begin, end), cost in zip(_ranges(ends), costs, strict=True):
             scale = cost / (sum(weighs[begin:end]) or 1.0)
-            weighs[begin:end] = [scale * one for one in weighs[begin:end]]
+            weighs[begin:end] = [scale * weight for weight in weighs[begin:end]]
     assert best is not None
     # Measured again: the smallest of several measurements is too small on average.
     return best[1], [measured(begin, end) for begin, end in _ranges(best[1])]

@@ -42,12 +42,12 @@ class GradientParts:
         return type(self._optimizer)._backend_apply_gradients(self._optimizer, grads, trainable_variables)
 
     def _accumulated(self, grads: Any, acc_grads: Any) -> Any:
-        parts = [tf.convert_to_tensor(one) for one in grads]
+        parts = [tf.convert_to_tensor(gradient) for gradient in grads]
         # In the cross-replica context each replica's own value is assigned.
         tf.__internal__.distribute.interim.maybe_merge_call(
             _assign_all,
             strategy_of(self._optimizer),
-            [self._sums(one).value for one in self._variables],
+            [self._sums(variable).value for variable in self._variables],
             self._counted(parts),
         )
         return type(self._optimizer)._backend_increment_gradient_accumulators(self._optimizer, grads, acc_grads)

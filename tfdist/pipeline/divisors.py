@@ -71,8 +71,10 @@ def _standing_in(stages: Stages, inputs: Sequence[tf.Tensor], data: Any) -> list
     calls = stages.calls
     masks: dict[int, Any] = {}
     if any(stages.has_mask(key) for key in calls.outputs):
-        layers = [one for stage in range(stages.count) for one in stages.layers(stage)]
-        state = [(one, tf.zeros(one.shape, one.dtype)) for layer in layers for one in layer.variables]
+        layers = [layer for stage in range(stages.count) for layer in stages.layers(stage)]
+        state = [
+            (variable, tf.zeros(variable.shape, variable.dtype)) for layer in layers for variable in layer.variables
+        ]
         values = dict(zip(calls.inputs, inputs, strict=True))
         with backend.StatelessScope(state_mapping=state, collect_losses=True):
             calls.run(calls.calls, values, False)

@@ -148,9 +148,10 @@ def _steps(model: Any, extended: HasStages) -> Any:
     Raises:
         ValueError: the model's class overrides a step or ``compute_metrics``.
     """
-    own = tf_trainer.TensorFlowTrainer
+    trainer = tf_trainer.TensorFlowTrainer
     for name, base in (
-        ("train_step", own), ("test_step", own), ("predict_step", own), ("compute_metrics", base_trainer.Trainer)
+        ("train_step", trainer), ("test_step", trainer), ("predict_step", trainer),
+        ("compute_metrics", base_trainer.Trainer),
     ):  # fmt: skip
         if getattr(type(model), name) is not getattr(base, name):
             raise ValueError(

@@ -82,11 +82,11 @@ class Objective:
         of_variables: list[tuple[Any, Any]] = []
         if not self._gradients:
             outputs = [self._outputs[place] for place in range(self._batch.count)]
-            whole = [self._batch.joined(one) for one in zip(*outputs, strict=True)]
+            whole = [self._batch.joined(parts) for parts in zip(*outputs, strict=True)]
             output_gradients, of_variables = self._differentiated(whole, None, tf.ones([], tf.float64))
             for place in range(self._batch.count):
                 self._gradients[place] = [
-                    OutputGradient(*(self._of_part(one, place) for one in pair)) for pair in output_gradients
+                    OutputGradient(*(self._of_part(gradient, place) for gradient in pair)) for pair in output_gradients
                 ]
             self._outputs.clear()
         return self._gradients.pop(number), of_variables

@@ -174,12 +174,14 @@ class PipelinedStep:
         if isinstance(step, WorkerExchange):
             return self._exchange(step)
         taken = [
-            self._received(Transfer(one, step.stage)) for one in self._table.needs(step) if one.stage != step.stage
+            self._received(Transfer(needed, step.stage))
+            for needed in self._table.needs(step)
+            if needed.stage != step.stage
         ]
         if self._stamps is None:
             return self._act(step, taken)
         return self._stamps.around(
-            step, [one for each in taken for one in each.values()], lambda: self._act(step, taken)
+            step, [tensor for tensors in taken for tensor in tensors.values()], lambda: self._act(step, taken)
         )
 
     def _act(self, action: Action, taken: list[dict[int, Any]]) -> list[Any]:
@@ -402,11 +404,11 @@ class PipelinedStep:
         """Computes gradients of what calls took, and of variables."""
         logits = [logits_of(kept.values[key]) for key in part.of_logits]
         targets = [kept.values[key] for key in part.upstream] + logits + part.losses
-        wanted = [kept.values[key] for key in sources] + [one.value for one in variables]
+        wanted = [kept.values[key] for key in sources] + [variable.value for variable in variables]
         if not targets or not wanted:
             return [None] * len(sources), [None] * len(variables)
         weight = self._batch.weight(number)
-        upstream = [tf.cast(one, kept.values[key].dtype) for key, one in part.upstream.items()]
+        upstream = [tf.cast(gradient, kept.values[key].dtype) for key, gradient in part.upstream.items()]
         upstream += part.of_logits.values()
         upstream += [tf.cast(weight * self._objective_scale(), loss.dtype) for loss in part.losses]
         gradients = part.tape.gradient(targets, wanted, output_gradients=upstream)

@@ -260,12 +260,12 @@ class QuorumRounds(Course):
         live = self._live
         with self._lock:
             centre, rule, number = list(self.centre), self._rule.state(), self._round
-        own = live.state()
-        with self._lock:  # after `own` is read: if callbacks have set its rate, the rate before them has been noted
+        inner = live.state()
+        with self._lock:  # after `inner` is read: if callbacks have set its rate, the rate before them has been noted
             epoch, rates = self._rates.epoch, self._rates.of_epochs
-        counts = len(centre), len(rule), len(own)
+        counts = len(centre), len(rule), len(inner)
         step = live.step() if number else self._last.step  # all processes take all steps of the first round
-        return FetchedState(request, number, live.left(), step, counts, epoch, rates), [*centre, *rule, *own]
+        return FetchedState(request, number, live.left(), step, counts, epoch, rates), [*centre, *rule, *inner]
 
     def _newest(self) -> tuple[FetchedState, list[np.ndarray]] | None:
         """Takes over the newest state from another process.

@@ -59,9 +59,9 @@ class ServerStateFactory:
         self._timeouts = timeouts
         self._places = places_of(tasks, options.hierarchy)
         self._above: RootAccess | None = None
-        number = next(number for number, one in enumerate(tasks) if one.job == "ps" and one.index == server)
+        number = next(number for number, task in enumerate(tasks) if task.job == "ps" and task.index == server)
         self._of_host = number if number in self._places.workers else None
-        self._servers = [tasks[one].address for one in (self._places.roots if self._of_host is None else [number])]
+        self._servers = [tasks[place].address for place in (self._places.roots if self._of_host is None else [number])]
         self.tell: Callable[[Callable[[], None]], None] | None = None
         self._keeps_snapshots = False
         folders = options.snapshots[0].glob("*/") if options.snapshots else ()

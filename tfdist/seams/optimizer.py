@@ -221,9 +221,11 @@ def _overwritten(original: Function) -> Function:
 def _found_finite(original: Function) -> Function:
     def check_finite(self: Any, grads: Any) -> Any:
         # Checks only the values of sparse gradients: Keras would make them dense, impossible for rows with any key.
-        finite = original(self, [one.values if isinstance(one, tf.IndexedSlices) else one for one in grads])
-        for one in reversed(points.hooks_of(self, "finite")):
-            finite = one.finite(finite)
+        finite = original(
+            self, [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in grads]
+        )
+        for hook in reversed(points.hooks_of(self, "finite")):
+            finite = hook.finite(finite)
         return finite
 
     return check_finite

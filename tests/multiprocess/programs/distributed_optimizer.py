@@ -219,12 +219,12 @@ def loops():
     ):
         model = make_model(keras.optimizers.SGD())
         assert_equal(looped(model, optimizer, share(X), share(Y), wrap), expected)
-    own, common = tf.Variable([1.0]), tf.Variable([2.0])
+    local_source, common = tf.Variable([1.0]), tf.Variable([2.0])
     with tfdist.DistributedGradientTape(tf.GradientTape()) as tape:
-        loss = tf.reduce_sum(own * (rank + 1.0) + common * (rank + 1.0))
-    tape.register_local_source(own)
-    gradients = tape.gradient(loss, {"own": own, "common": common, "none": tf.Variable([0.0])})
-    np.testing.assert_allclose(gradients["own"], [(rank + 1) / size])
+        loss = tf.reduce_sum(local_source * (rank + 1.0) + common * (rank + 1.0))
+    tape.register_local_source(local_source)
+    gradients = tape.gradient(loss, {"local": local_source, "common": common, "none": tf.Variable([0.0])})
+    np.testing.assert_allclose(gradients["local"], [(rank + 1) / size])
     np.testing.assert_allclose(gradients["common"], [(size + 1) / 2])
     assert gradients["none"] is None
 
@@ -239,8 +239,8 @@ def local():
     clipped = tf.Variable([0.0, 0.0])
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0), local_clip_norm=1.0, local_clip_value=0.5)
     optimizer.apply([tf.constant([3.0 * (rank + 1), 4.0])], [clipped])
-    gradients = [np.array([3.0 * (one + 1), 4.0]) for one in range(size)]
-    expected = -np.mean([np.clip(one / np.linalg.norm(one), -0.5, 0.5) for one in gradients], axis=0)
+    gradients = [np.array([3.0 * (other_rank + 1), 4.0]) for other_rank in range(size)]
+    expected = -np.mean([np.clip(gradient / np.linalg.norm(gradient), -0.5, 0.5) for gradient in gradients], axis=0)
     np.testing.assert_allclose(clipped, expected, rtol=1e-6)
 
 
@@ -346,12 +346,12 @@ def noisy():
 def groups():
     """Two groups train apart; an algorithm of one's own."""
     ranks = [list(range(0, size, 2)), list(range(1, size, 2))]
-    made = [tfdist.Group(one) for one in ranks]
+    made = [tfdist.Group(group_ranks) for group_ranks in ranks]
     members, place = ranks[rank % 2], rank // 2
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0), group=made[rank % 2], algorithm="butterfly")
     variable = tf.Variable([0.0])
     optimizer.apply([tf.constant([rank + 1.0])], [variable])
-    np.testing.assert_allclose(variable, [-np.mean([one + 1 for one in members])])
+    np.testing.assert_allclose(variable, [-np.mean([member + 1 for member in members])])
     assert members[place] == rank
 
 

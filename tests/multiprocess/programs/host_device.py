@@ -35,8 +35,12 @@ def check(strategy, policy=None, devices=("CPU:1",)):
     model, operations = trained(strategy, policy)
     assert set(places(operations, "PyFunc")) == {"CPU:0"}, places(operations, "PyFunc")
     assert set(places(operations, "MatMul")) == set(devices), places(operations, "MatMul")
-    assert {one.device for one in operations if "tfdist_share" in one.name and one.kind == "GatherV2"} == {"CPU:0"}
-    weights.update(hashlib.sha256(b"".join(one.tobytes() for one in model.get_weights())).digest())
+    assert {
+        operation.device
+        for operation in operations
+        if "tfdist_share" in operation.name and operation.kind == "GatherV2"
+    } == {"CPU:0"}
+    weights.update(hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).digest())
     for variable in model.variables:
         first, *others = strategy.experimental_local_results(variable.value)
         for other in others:

@@ -37,9 +37,9 @@ def check(name, schedule, graph):
         batch, objective = models.objective_of(model, table, parts, tensors)
         run = PipelinedStep(stages, table, [rank], transport, batch, tensors[: len(x)], True, objective)
         run.run()
-        gradients = {key: run.gradients.of(one) for key, one in enumerate(model.trainable_variables)}
-        outputs = [batch.joined(one) for one in zip(*run.outputs, strict=True)] if run.outputs else []
-        return outputs, {key: one for key, one in gradients.items() if one is not None}
+        gradients = {key: run.gradients.of(variable) for key, variable in enumerate(model.trainable_variables)}
+        outputs = [batch.joined(output_parts) for output_parts in zip(*run.outputs, strict=True)] if run.outputs else []
+        return outputs, {key: gradient for key, gradient in gradients.items() if gradient is not None}
 
     expected_outputs, _, expected = models.of_whole(model, x, y)
     compute = tf.function(step, autograph=False) if graph else step

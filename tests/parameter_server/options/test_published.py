@@ -24,7 +24,7 @@ from tfdist.parameter_server.options import published
 from tfdist.parameter_server.options.arguments import Arguments
 
 
-def of(*synchronization, **arguments):
+def options_of(*synchronization, **arguments):
     return published.describe(Arguments(*synchronization, **arguments))
 
 
@@ -56,8 +56,8 @@ GIVEN = [
 
 @pytest.mark.parametrize("given", GIVEN, ids=str)
 def test_encoded_options_decode_to_equal_options(given):
-    decoded = published.decode(of(**given).encode())
-    assert decoded == of(**given)
+    decoded = published.decode(options_of(**given).encode())
+    assert decoded == options_of(**given)
     assert decoded.own == ()
     made = decoded.arguments()
     for name, value in given.items():
@@ -67,9 +67,11 @@ def test_encoded_options_decode_to_equal_options(given):
 
 
 def test_different_options_raise_and_are_named():
-    published.check_equal(of(servers=Servers(snapshots="a")), of(servers=Servers(snapshots="b")), "ps 0")
+    published.check_equal(
+        options_of(servers=Servers(snapshots="a")), options_of(servers=Servers(snapshots="b")), "ps 0"
+    )
     with pytest.raises(MismatchError, match=r"has synchronization=Asynchronous\(\) on this task, and sy.*\(steps=2\)"):
-        published.check_equal(of(), of(BoundedStaleness(2)), "chief 0 (host:1)")
+        published.check_equal(options_of(), options_of(BoundedStaleness(2)), "chief 0 (host:1)")
     others = [
         {"data": "shared"},
         {"synchronization": Asynchronous(Inverse())},
@@ -78,7 +80,7 @@ def test_different_options_raise_and_are_named():
     ]
     for given in others:
         with pytest.raises(MismatchError, match=f"{next(iter(given))}=.* on chief 0 .*same arguments on every task"):
-            published.check_equal(of(), of(**given), "chief 0 (host:1)")
+            published.check_equal(options_of(), options_of(**given), "chief 0 (host:1)")
 
 
 @dataclass(frozen=True)
@@ -116,16 +118,16 @@ class OwnMethod(c.Int8):
     ],
 )
 def test_user_defined_classes_need_the_script(name, value):
-    decoded = published.decode(of(**{name: value}).encode())
+    decoded = published.decode(options_of(**{name: value}).encode())
     assert decoded.own == (name,)
     with pytest.raises(TfdistError, match=f"{name} is .*of a class that is not tfdist's own.* Run the script on the"):
         decoded.made(name)
 
 
 def test_user_defined_classes_are_compared():
-    published.check_equal(of(Asynchronous(Plain())), of(Asynchronous(Plain())), "ps 0")
+    published.check_equal(options_of(Asynchronous(Plain())), options_of(Asynchronous(Plain())), "ps 0")
     with pytest.raises(MismatchError, match="Halved"):
-        published.check_equal(of(Asynchronous(Halved(0.5))), of(Asynchronous(Halved(0.25))), "ps 0")
+        published.check_equal(options_of(Asynchronous(Halved(0.5))), options_of(Asynchronous(Halved(0.25))), "ps 0")
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"synchronization": 1}', "[]"])
@@ -135,6 +137,6 @@ def test_invalid_descriptions_raise(text):
 
 
 def test_manipulated_descriptions_are_not_executed():
-    text = of().encode().replace("Asynchronous()", "__import__('os').getpid()")
+    text = options_of().encode().replace("Asynchronous()", "__import__('os').getpid()")
     with pytest.raises(TfdistError, match="is not tfdist's own"):
         published.decode(text).made("synchronization")

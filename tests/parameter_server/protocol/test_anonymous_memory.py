@@ -38,8 +38,8 @@ def test_another_process_maps_it(made):
     assert not any(memory[HEAD_BYTES + 1 :])
 
 
-@pytest.mark.parametrize("of", ["token", "size", "process", "file", "anything"])
-def test_other_memory_or_files_are_not_mapped(made, of, tmp_path):
+@pytest.mark.parametrize("field", ["token", "size", "process", "file", "anything"])
+def test_other_memory_or_files_are_not_mapped(made, field, tmp_path):
     _, where = made
     with open(tmp_path / "file", "wb+") as other:
         other.write(where.token)
@@ -50,8 +50,8 @@ def test_other_memory_or_files_are_not_mapped(made, of, tmp_path):
             "file": {"opened": other.fileno()},
             "anything": {"process": -(1 << 62), "opened": -1, "token": b""},
         }
-        altered = msgspec.structs.replace(where, **wrong.get(of, {}))
-        assert anonymous_memory.open_memory(altered, SIZE + (of == "size")) is None
+        altered = msgspec.structs.replace(where, **wrong.get(field, {}))
+        assert anonymous_memory.open_memory(altered, SIZE + (field == "size")) is None
     assert anonymous_memory.open_memory(where, SIZE) is not None
 
 

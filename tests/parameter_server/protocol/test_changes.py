@@ -9,7 +9,7 @@ def changes():
     return Changes(SHAPES, [4] * 4)
 
 
-def found(tracker, edition):
+def rows_since(tracker, edition):
     return {place: rows.tolist() for place, rows in tracker.since(edition).items()}
 
 
@@ -20,10 +20,10 @@ def test_rows_changed_since_an_edition_are_found():
         tracker.note([], rows)
         editions.append(tracker.edition)
     assert len(set(editions)) == 4
-    assert found(tracker, editions[0]) == {0: [3, 7], 3: [0]}
-    assert found(tracker, editions[1]) == {0: [3], 3: [0]}
-    assert found(tracker, editions[2]) == {0: [3], 3: []}
-    assert found(tracker, editions[3]) == {0: [], 3: []}
+    assert rows_since(tracker, editions[0]) == {0: [3, 7], 3: [0]}
+    assert rows_since(tracker, editions[1]) == {0: [3], 3: [0]}
+    assert rows_since(tracker, editions[2]) == {0: [3], 3: []}
+    assert rows_since(tracker, editions[3]) == {0: [], 3: []}
 
 
 def test_densely_changed_variables_are_sent_whole():
@@ -31,11 +31,11 @@ def test_densely_changed_variables_are_sent_whole():
     tracker.note([], {0: np.array([1])})
     before = tracker.edition
     tracker.note([0], {})
-    assert found(tracker, before) == {}
+    assert rows_since(tracker, before) == {}
     now = tracker.edition
-    assert found(tracker, now) == {0: []}
+    assert rows_since(tracker, now) == {0: []}
     tracker.note([1, 2], {0: np.array([2])})
-    assert found(tracker, now) == {0: [2]}
+    assert rows_since(tracker, now) == {0: [2]}
 
 
 def test_many_rows_are_sent_whole():
@@ -51,6 +51,6 @@ def test_editions_of_another_server_count_as_old():
     tracker, other = changes(), changes()
     for each in (tracker, other):
         each.note([], {0: np.array([1])})
-    assert found(tracker, other.edition) == {}
-    assert found(tracker, (tracker.edition[0], 9)) == {}, "no such edition yet"
-    assert found(tracker, (tracker.edition[0], -1)) == {}
+    assert rows_since(tracker, other.edition) == {}
+    assert rows_since(tracker, (tracker.edition[0], 9)) == {}, "no such edition yet"
+    assert rows_since(tracker, (tracker.edition[0], -1)) == {}

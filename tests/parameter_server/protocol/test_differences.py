@@ -83,13 +83,13 @@ def test_compressed_pulls_converge_with_several_servers(prefetch):
                 servers[0].lost(0)
             parts = [model.part_of(server, TrainingState(given)).values for server in range(2)]
             session.step([
-                PushedGradients(("dense",) * len(part), one.layout().vectors(part))
-                for one, part in zip(model.shapes, parts, strict=True)
+                PushedGradients(("dense",) * len(part), shapes.layout().vectors(part))
+                for shapes, part in zip(model.shapes, parts, strict=True)
             ])  # fmt: skip
         session._finish()
         for replica in session._replicas:
             replica.take()
         followed = session.values()
         session.pull()
-        for one, newest in zip(followed, session.values(), strict=True):
-            np.testing.assert_allclose(one, newest, atol=1e-4)
+        for value, newest in zip(followed, session.values(), strict=True):
+            np.testing.assert_allclose(value, newest, atol=1e-4)

@@ -49,9 +49,9 @@ def test_restarted_process_may_skip_models():
 def test_the_models_of_a_process_are_one_program():
     """Each of them enters by itself, with an incarnation of its own."""
 
-    def of(worker, place, model):
+    def attach(worker, place, model):
         return Attach(0, worker, 10 * worker + place, model, 0, place, (), program=worker + 1)
 
-    differences, program = noted(of(0, 0, "a"), of(0, 1, "b"), of(1, 0, "a"), of(1, 1, "c"))
+    differences, program = noted(attach(0, 0, "a"), attach(0, 1, "b"), attach(1, 0, "a"), attach(1, 1, "c"))
     assert program.is_first
     assert [why.partition(".")[0] for _, why in differences] == ["this task trains the model c, but the chief trains b"]

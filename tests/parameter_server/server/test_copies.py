@@ -201,11 +201,11 @@ def test_copy_contains_assignments():
     pair.begin()
     pair.assert_equal()
     (key,) = pair.leader.models()
-    found, replica = [], pair.replica.shards[key]
+    answers, replica = [], pair.replica.shards[key]
 
     def ask(message, arrays=()):
-        replica.heard(message, list(arrays), lambda *answer: found.append(answer))
-        return found[-1][1]
+        replica.heard(message, list(arrays), lambda *answer: answers.append(answer))
+        return answers[-1][1]
 
     np.testing.assert_array_equal(ask(Pull(1000, 1, 1, "final"))[0], np.full(14, 3))
     ask(Push(1001, 1, 1, 1, 1, 1, 1.0), gradient)

@@ -62,15 +62,15 @@ def test_lazy_update_of_all_rows_equals_keras(name, decays):
         kinds = KINDS if step != 2 else ("sparse", "none", "sparse", "sparse")
         given, arrays = gradients(store, step, np.random.default_rng(step).permutation(12), kinds)
         store.update(given)
-        whole = [None if kind == "none" else tf.constant(one) for kind, one in zip(kinds, arrays, strict=True)]
+        whole = [None if kind == "none" else tf.constant(array) for kind, array in zip(kinds, arrays, strict=True)]
         optimizer.apply(whole, variables)
     state = store.state()
     for actual, expected in zip(state.values, variables, strict=True):
         np.testing.assert_allclose(actual, expected.numpy(), rtol=1e-5, atol=1e-6)
     assert store.iterations == int(state.scalars["iteration"]) == 4
     again = store_of(OPTIMIZERS[name](), state, decays=decays)
-    for one in (store, again):
-        one.update(gradients(one, 9, [3, 1])[0])
+    for each_store in (store, again):
+        each_store.update(gradients(each_store, 9, [3, 1])[0])
     for actual, expected in zip(again.state().arrays(), store.state().arrays(), strict=True):
         np.testing.assert_array_equal(actual, expected)
 

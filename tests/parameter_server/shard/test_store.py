@@ -102,12 +102,12 @@ def test_store_continues_from_a_saved_state(name):
     for step in range(3):
         store.update(pushed(store, gradients(step)))
     again = store_of(OPTIMIZERS[name](), state=store.state())
-    for one in (store, again):
+    for each_store in (store, again):
         for step in range(3, 6):
-            one.update(pushed(one, gradients(step)))
+            each_store.update(pushed(each_store, gradients(step)))
     assert again.iterations == 6
-    for one, other in zip(store.state().arrays(), again.state().arrays(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, other in zip(store.state().arrays(), again.state().arrays(), strict=True):
+        np.testing.assert_array_equal(array, other)
 
 
 def test_elementwise_optimizers_use_one_vector():

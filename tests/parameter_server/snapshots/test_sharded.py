@@ -208,9 +208,9 @@ def test_file_with_rows_in_no_other_file_stays(tmp_path):
 
 
 def test_leftovers_of_killed_servers_are_removed(tmp_path):
-    own, before = "server-0-of-2.000000004.npz.partial", "server-2-of-3.000000001.npz.partial"
+    leftover, before = "server-0-of-2.000000004.npz.partial", "server-2-of-3.000000001.npz.partial"
     writing, foreign = "server-1-of-2.000000004.npz.partial", "notes.partial"
-    for name in (own, before, writing, foreign):
+    for name in (leftover, before, writing, foreign):
         (tmp_path / name).write_bytes(b"x")
     path = write(tmp_path, 0, 2, shard(0, 2))
     assert names(tmp_path) == sorted([path.name, writing, foreign])

@@ -98,7 +98,7 @@ def test_empty_keys_are_accepted():
 def test_random_operations_equal_a_dictionary(staleness):
     """With room for all keys: values by key, with the step in which they were read; of keys that came twice."""
     generator = np.random.default_rng(staleness)
-    cache, noted, kept, asked, found = cache_of(staleness=staleness), set(), {}, 0, 0
+    cache, noted, kept, asked, hits = cache_of(staleness=staleness), set(), {}, 0, 0
     for clock in range(200):
         keys = np.unique(generator.integers(-(2**63), 2**63 - 1, 40)[: generator.integers(1, 4)] % 30)
         keys = np.unique(np.concatenate([keys, generator.integers(0, 30, generator.integers(0, 8))]))
@@ -108,7 +108,7 @@ def test_random_operations_equal_a_dictionary(staleness):
         assert missing.tolist() == expected
         for place in sorted(set(range(len(keys))) - set(expected)):
             np.testing.assert_array_equal(rows[place], rows_of(keys, kept[int(keys[place])][1])[place])
-        asked, found = asked + len(keys), found + len(keys) - len(missing)
+        asked, hits = asked + len(keys), hits + len(keys) - len(missing)
         cache.put(seen, rows_of(keys[missing], clock))
         for key in keys[missing].tolist():
             if key in noted:
@@ -120,8 +120,8 @@ def test_random_operations_equal_a_dictionary(staleness):
         for key in pushed[places].tolist():
             kept[key] = (clock, clock + 0.5)
         cache.end_step(slots, rows_of(pushed[places], clock + 0.5))
-    assert (cache.asked, cache.found) == (asked, found)
-    assert found > 100
+    assert (cache.asked, cache.found) == (asked, hits)
+    assert hits > 100
 
 
 @pytest.mark.parametrize(("rows", "staleness"), [(0, 1), (1, -1), (1.5, 1), (1, "2")])

@@ -25,12 +25,13 @@ class Servers:
 
     def __init__(self, folder, count, incarnation=1, dim=DIM, optimizer=ADAGRAD):
         make = [
-            functools.partial(TableSnapshots, folder, server=one, servers=count, seconds=60) for one in range(count)
+            functools.partial(TableSnapshots, folder, server=server, servers=count, seconds=60)
+            for server in range(count)
         ]
-        self.tables = [Tables(one) for one in make]
+        self.tables = [Tables(snapshots) for snapshots in make]
         self.incarnation = incarnation
         form = dim, "float32", InitialRows(), RowPolicy(), optimizer
-        self.attached = [ask(one, AttachTable, *form, incarnation=incarnation)[0] for one in self.tables]
+        self.attached = [ask(tables, AttachTable, *form, incarnation=incarnation)[0] for tables in self.tables]
 
     def step(self, sequence, servers=None):
         for server in range(len(self.tables)) if servers is None else servers:

@@ -30,8 +30,8 @@ def values_of(session, vectors):
 
 def test_observer_waits_for_the_model_and_blocks_no_worker():
     """In steps that wait for all workers."""
-    with serving(Synchronous()) as one, serving(Synchronous()) as other:
-        running = [one, other]
+    with serving(Synchronous()) as server, serving(Synchronous()) as other:
+        running = [server, other]
         with sessions(Synchronous(), 1, running=running) as (worker,), observer(running) as (made, _):
             results = []
             thread = threading.Thread(target=lambda: results.append(made.begin(*described(), None)), daemon=True)
@@ -49,7 +49,7 @@ def test_observer_waits_for_the_model_and_blocks_no_worker():
             state = made.state()
             assert [value.shape for value in state.values] == SHAPES
             assert int(state.scalars["iteration"]) == 3
-            assert [one.number for one in worker.report().workers] == [0]
+            assert [reported.number for reported in worker.report().workers] == [0]
             with pytest.raises(TfdistError, match="does not train"):
                 made.step(ones(made))
 

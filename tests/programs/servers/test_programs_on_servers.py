@@ -12,7 +12,7 @@ PROGRAMS = ["tutorial", "vae", *map(sweep, ("distillation", "ctc", "text_generat
 
 
 @pytest.fixture(scope="module")
-def found(request, tmp_path_factory):
+def worker_results(request, tmp_path_factory):
     """What each worker says of each selected program, by name."""
     names = [item.callspec.params["name"] for item in request.session.items if item.module is request.module]
     tmp_path = tmp_path_factory.mktemp("servers")
@@ -27,8 +27,8 @@ def found(request, tmp_path_factory):
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_train_on_servers(name, found):
-    first, second = found[name]
+def test_programs_train_on_servers(name, worker_results):
+    first, second = worker_results[name]
     assert first["sums"] == second["sums"], "the workers' weights differ"
     assert first["updates"] == second["updates"]
     assert all(first["updates"]), "no server has made an update"

@@ -188,10 +188,12 @@ def test_a_worker_that_keeps_rows_trains_as_one_that_does_not(tmp_path):
         fit(model)
         expected = model.layers[0].export()
     with served(workers=2) as (strategy, other):
-        model, second = (dynamic("adam", one, cache=CachePolicy(20, 3)) for one in (strategy, other))
+        model, second = (
+            dynamic("adam", each_strategy, cache=CachePolicy(20, 3)) for each_strategy in (strategy, other)
+        )
         fit(model)
-        for one, array in zip(model.layers[0].export(), expected, strict=True):
-            np.testing.assert_array_equal(one, array)
+        for exported, array in zip(model.layers[0].export(), expected, strict=True):
+            np.testing.assert_array_equal(exported, array)
         cache = model.layers[0]._rows.table.cache
         assert cache.found > 0.3 * cache.asked
         fit(second, epochs=1)
@@ -344,11 +346,11 @@ def test_two_layers_have_their_own_rows_and_a_shared_one_sums_gradients():
     with served() as (strategy,):
         with strategy.scope():
             model = towers(embedding)
-        fit(model, [NAMES[one] for one in inputs])
+        fit(model, [NAMES[indices] for indices in inputs])
         assert int(model.optimizer.iterations) == 9, "though no other variable is trained"
         whole = rows_of(expected, keras.layers.Embedding)
-        for one, other in zip(rows_of(model, DynamicEmbedding), whole, strict=True):
-            keys, rows = one.export()
+        for layer, other in zip(rows_of(model, DynamicEmbedding), whole, strict=True):
+            keys, rows = layer.export()
             places = np.searchsorted(NAMES, keys)
             np.testing.assert_allclose(rows, other.get_weights()[0][places], rtol=1e-4, atol=1e-6)
             assert len(keys) > 10

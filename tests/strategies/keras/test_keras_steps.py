@@ -107,11 +107,11 @@ def test_numbers_that_a_step_returns_are_means_weighed_by_samples(ranks):
 def test_one_replica_takes_keras_own_step(ranks):
     """Also with XLA, which host calls would rule out."""
     expected, model = built(), in_scope(Ranked(ranks(1).groups[0]), jit_compile=True)
-    for one in (expected, model):
-        one.fit(X, Y, batch_size=11, shuffle=False, verbose=0)
+    for each_model in (expected, model):
+        each_model.fit(X, Y, batch_size=11, shuffle=False, verbose=0)
     assert model.jit_compile
-    for one, other in zip(expected.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
+    for weight, other in zip(expected.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5)
 
 
 def test_step_keeps_name_and_doc_of_original():
@@ -143,11 +143,11 @@ def test_custom_step_functions_raise_and_wrapped_ones_work(ranks, method):
     def around(self, force=False):
         return getattr(keras.Sequential, name)(self, force=force)
 
-    def own(self, force=False):
+    def own_function(self, force=False):
         self.train_function = self.test_function = lambda iterator: {"loss": next(iterator)}
 
     def work(strategy):
-        kinds = [type("Model", (keras.Sequential,), {name: override}) for override in (around, own)]
+        kinds = [type("Model", (keras.Sequential,), {name: override}) for override in (around, own_function)]
         models = [in_scope(strategy, kind) for kind in kinds]
         getattr(models[0], method)(X, Y, verbose=0)
         with pytest.raises(

@@ -51,15 +51,17 @@ def test_worker_starts_with_chiefs_non_trainable_weights(eager, caplog):
     """Also with what Keras has made constants of in a graph."""
     caplog.set_level(logging.INFO, "tfdist")
     with served(workers=2) as strategies:
-        chief, worker = (model_in(one, seed, run_eagerly=eager) for seed, one in enumerate(strategies))
+        chief, worker = (model_in(strategy, seed, run_eagerly=eager) for seed, strategy in enumerate(strategies))
         chief.layers[2].moving_mean.assign([1.0, 2.0, 3.0])
         expected, before = values(chief), Before()
         worker.predict(X, verbose=0)
         fit(chief)
         fit(worker, before)
         assert_equal(before.values, expected)
-        one, other = (keras.Sequential(model.layers[:2]).predict(X, verbose=0) for model in (chief, worker))
-        np.testing.assert_array_equal(one, other)
+        chief_output, worker_output = (
+            keras.Sequential(model.layers[:2]).predict(X, verbose=0) for model in (chief, worker)
+        )
+        np.testing.assert_array_equal(chief_output, worker_output)
         np.testing.assert_allclose(worker.predict(X, verbose=0), worker(X), rtol=1e-5)
         seeds = [int(model.layers[3].seed_generator.state.numpy()[0]) for model in (chief, worker)]
         assert seeds == [0, 1], "they would drop the same units"

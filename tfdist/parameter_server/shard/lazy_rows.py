@@ -57,13 +57,13 @@ class LazyRows:
         rows, indices = distinct_rows(*gradient)
         dim = int(np.prod(rows.shape[1:]))
         optimizer = self._optimizer(dim, rows.dtype, decays)
-        optimizer.scalars = [np.array(to_array(one.value.read_value())) for one in scalars.values()]
+        optimizer.scalars = [np.array(to_array(scalar.value.read_value())) for scalar in scalars.values()]
         before = [to_array(tf.gather(variable.value, indices)) for variable in variables]
         shapes = [(dim,), *optimizer.slot_shapes]
-        columns = [one.reshape(len(indices), *shape).copy() for one, shape in zip(before, shapes, strict=True)]
+        columns = [old.reshape(len(indices), *shape).copy() for old, shape in zip(before, shapes, strict=True)]
         optimizer.update(columns, np.arange(len(indices)), rows.reshape(len(indices), dim))
-        for variable, column, one in zip(variables, columns, before, strict=True):
-            values = tf.constant(column.reshape(one.shape))
+        for variable, column, old in zip(variables, columns, before, strict=True):
+            values = tf.constant(column.reshape(old.shape))
             variable.value.scatter_update(tf.IndexedSlices(values, tf.constant(indices)))
         return optimizer.scalars
 

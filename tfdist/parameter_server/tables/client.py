@@ -231,14 +231,14 @@ class TableClient:
         with self._line.lock:
             sequence = next(self._updates)
             pushed = [[keys[part], gradients[part]] for part in parts]
-            written = [self.cache.written(own[0]) for own in pushed] if self.cache is not None else []
+            written = [self.cache.written(arrays[0]) for arrays in pushed] if self.cache is not None else []
             pulls = any(len(places) for places, _ in written)
             if pulls:
-                pushed = [[*own, places] for own, (places, _) in zip(pushed, written, strict=True)]
+                pushed = [[*arrays, places] for arrays, (places, _) in zip(pushed, written, strict=True)]
             answers = self._asked(pushed, functools.partial(make, sequence=sequence, pulls=pulls))
             if self.cache is not None:
                 values = [answer[1][0] for answer in answers if answer is not None and pulls]
-                slots = [own for _, own in written]
+                slots = [part_slots for _, part_slots in written]
                 self.cache.end_step(*((np.concatenate(slots), np.concatenate(values)) if pulls else _NONE))
             self._has_updated = True
 

@@ -177,9 +177,9 @@ class Session:
             PeerLostError: a server cannot be reached.
         """
 
-        places = [[place for place, kind in enumerate(own.kinds) if kind == "sparse"] for own in gradients]
-        for replica, own in zip(self._replicas, places, strict=True):
-            replica.keep(own)
+        places = [[place for place, kind in enumerate(pushed.kinds) if kind == "sparse"] for pushed in gradients]
+        for replica, sparse_places in zip(self._replicas, places, strict=True):
+            replica.keep(sparse_places)
         have = [(replica.edition, replica.kept) for replica in self._replicas]
         sequence, versions = self.pushes, [version if read is None else read for version in self._versions]
 
@@ -203,13 +203,15 @@ class Session:
                 parts=parts,
             )
 
-        self._under_way.append(self._pushed(push, [own.arrays() for own in gradients], ticket is not None, decided))
+        self._under_way.append(
+            self._pushed(push, [pushed.arrays() for pushed in gradients], ticket is not None, decided)
+        )
         self.pushes += 1
         self._has_tickets = self._has_tickets or ticket is not None
         self.is_suspended = False
         while len(self._under_way) > self._prefetch:
             self._under_way.pop(0)()
-        return [replica.take(own) for replica, own in zip(self._replicas, places, strict=True)]
+        return [replica.take(sparse_places) for replica, sparse_places in zip(self._replicas, places, strict=True)]
 
     def _pushed(
         self,

@@ -30,10 +30,11 @@ class DelayedExtended(AllReduceExtended, DelaysUpdates):
             number = self.group.number("optimizer that is late")
             name = f"late gradients of optimizer {number}"
             sums = self._sums[optimizer] = DelayedSums(self.group, name, variables, self.compressor)
-        if [id(one) for one in sums.variables] != [id(one) for one in variables]:
+        if [id(variable) for variable in sums.variables] != [id(variable) for variable in variables]:
             raise ValueError(
                 f"AllReduceStrategy(delay=1): the optimizer {optimizer.name} got gradients of "
-                f"{[one.path for one in variables]}, but in another step of {[one.path for one in sums.variables]}: "
+                f"{[variable.path for variable in variables]}, but in another step of "
+                f"{[variable.path for variable in sums.variables]}: "
                 "give it the gradients of all its variables in each step, or use one optimizer for each kind of step"
             )
         return sums

@@ -87,12 +87,12 @@ class _Traced:
     def outputs(self, given: list[tf.Tensor], returned: list[Any]) -> Any:
         """Returns the function's outputs, with tensors from outside of its graph."""
 
-        def found(leaf: Any) -> Any:
+        def output_of(leaf: Any) -> Any:
             if not isinstance(leaf, _Place):
                 return leaf
             return given[leaf.number] if leaf.is_argument else _with_what_is_kept(*returned[leaf.number])
 
-        return tree.map_structure(found, self._structure)
+        return tree.map_structure(output_of, self._structure)
 
 
 class _Place:

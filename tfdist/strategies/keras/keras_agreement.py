@@ -89,7 +89,9 @@ def _facts(model: Any, method: str, given: dict[str, Any]) -> dict[str, str]:
         if name in given:
             facts[name] = "None" if given[name] is None else "given"
     if method == "fit":
-        has_backup = any(isinstance(one, keras.callbacks.BackupAndRestore) for one in listed(given["callbacks"]))
+        has_backup = any(
+            isinstance(callback, keras.callbacks.BackupAndRestore) for callback in listed(given["callbacks"])
+        )
         names = ["epochs", "steps_per_epoch", "validation_freq", "validation_steps", "validation_batch_size"]
         names += ["validation_split", "shuffle"]
         facts.update({name: str(given[name]) for name in names})
@@ -99,7 +101,7 @@ def _facts(model: Any, method: str, given: dict[str, Any]) -> dict[str, str]:
     else:
         facts["steps"] = str(given["steps"])
     facts["steps_per_execution"] = str(getattr(model, "steps_per_execution", None))
-    weights = [f"{unnumbered(one.path)} {one.dtype} {tuple(one.shape)}" for one in model.variables]
+    weights = [f"{unnumbered(variable.path)} {variable.dtype} {tuple(variable.shape)}" for variable in model.variables]
     facts["the model's variables"] = f"{len(weights)}: {', '.join(weights)}"
     return facts
 

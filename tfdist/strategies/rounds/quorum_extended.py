@@ -145,8 +145,8 @@ class QuorumExtended(RoundsExtended, ElasticMembership):
         members.fit = self.group.number("fit in rounds")
         members.reach(members.fit, initial_epoch(model))  # the epoch of a backup, before others take weights from here
         self._model_number(model)
-        for one in keras_variables.optimizers(model):  # numbers must agree on all processes
-            self._number(innermost(one))
+        for model_optimizer in keras_variables.optimizers(model):  # numbers must agree on all processes
+            self._number(innermost(model_optimizer))
         self._refresh(model)
         if model.built and optimizer is not None:
             if not optimizer.built:
@@ -157,7 +157,7 @@ class QuorumExtended(RoundsExtended, ElasticMembership):
         epoch = members.epoch_of(members.fit)
         # Learning rates are those of the epoch in which they were read, which may have ended since.
         joined = [course.joined.epoch for course in self._courses_of_optimizers(model) if course.joined is not None]
-        epoch = min([epoch, *(one for one in joined if one >= 0)])
+        epoch = min([epoch, *(joined_epoch for joined_epoch in joined if joined_epoch >= 0)])
         if epoch < 0 and not any(course.round or course.joined for course in self._courses_of_optimizers(model)):
             log.warning(
                 "tfdist: the other processes have ended this call of fit, and no process is left that has its weights: "

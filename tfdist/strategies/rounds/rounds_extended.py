@@ -180,13 +180,13 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
     def moving_averages(self, model: Any) -> list[Any]:
         """Returns the moving averages of a model's weights; see `TrainsInRounds`."""
         optimizers, steps = self._optimizers_of(model), self._of(model)
-        kept = [averages_of(one) for one in optimizers]
+        kept = [averages_of(optimizer) for optimizer in optimizers]
         averages = [variable for variables in kept for variable in variables if variable is not None]
         if not steps:
             return averages
-        updated = {id(variable) for one in steps for variable in one.variables}
+        updated = {id(variable) for fragment_steps in steps for variable in fragment_steps.variables}
         followers = [variable for variable in model.trainable_variables if id(variable) not in updated]
-        return averages + [one for one in followers if one.dtype.startswith(("float", "bfloat"))]
+        return averages + [variable for variable in followers if variable.dtype.startswith(("float", "bfloat"))]
 
 
 def _saved_optimizers(model: Any) -> list[Any]:

@@ -188,12 +188,17 @@ class ServerModelHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
         def step(data: Any) -> Any:
             ticket, batch = data if isinstance(data, Ticketed) else (None, data)
             assigned = Assigned()
-            with keras_shared_data.refreshed_step(model, ticket), _under_way(_Step(batch_size(batch), ticket)) as one:
+            with (
+                keras_shared_data.refreshed_step(model, ticket),
+                _under_way(_Step(batch_size(batch), ticket)) as current_step,
+            ):
                 with assigned.noted():
                     outputs = step_function(batch)
-                for variable in {id(one): one for metric in model.metrics for one in metric.variables}.values():
+                for variable in {
+                    id(variable): variable for metric in model.metrics for variable in metric.variables
+                }.values():
                     keras_metrics.infer_merge_rule(variable, assigned.values.get(id(variable), []))
-                if ticket is not None and not one.always_updates:
+                if ticket is not None and not current_step.always_updates:
                     keras_shared_data.skip_batch_without_update(model, ticket)
                 return outputs
 

@@ -99,7 +99,7 @@ class LocalLink(Link):
 
     def _exchange(self) -> tf.Tensor:
         """Exchanges the changes; in the graph under construction, or eagerly."""
-        values = [one.value for one in self._variables]
+        values = [variable.value for variable in self._variables]
         given = [tensors_for_server(server, values, self._model) for server in range(len(self._model.shapes))]
 
         def on_host(samples: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -108,7 +108,7 @@ class LocalLink(Link):
             vectors = self._exchanged(arrays, float(samples))
             return [to_tensor(array) for arrays in vectors for array in arrays]
 
-        inputs = [self._samples.read_value(), *(one for shard in given for one in shard)]
+        inputs = [self._samples.read_value(), *(tensor for shard in given for tensor in shard)]
         answered = PushAnswerLayout(kinds_of(values, self._model), self._model)
         vectors = host_call(on_host, inputs, answered.dtypes, name="tfdist_servers")
         answered.assign_to(self._variables, vectors)

@@ -157,15 +157,15 @@ class Link:
         def on_host(rate: tf.Tensor, samples: tf.Tensor, number: tf.Tensor, *tensors: tf.Tensor) -> list[Any]:
             rest = iter([to_array(tensor) for tensor in tensors])
             pushed = [
-                PushedGradients.received(own, [next(rest) for _ in tensors], shapes)
-                for own, tensors, shapes in zip(kinds, given, self._model.shapes, strict=True)
+                PushedGradients.received(server_kinds, [next(rest) for _ in tensors], shapes)
+                for server_kinds, tensors, shapes in zip(kinds, given, self._model.shapes, strict=True)
             ]
             self.last_ticket = int(number)
-            own = None if ticket is None else number_of(int(number))
-            vectors = self._step(pushed, float(samples), float(rate) if sends_rate else None, own)
+            ticket_number = None if ticket is None else number_of(int(number))
+            vectors = self._step(pushed, float(samples), float(rate) if sends_rate else None, ticket_number)
             return [
                 np.int64(self._session.iterations),  # TensorFlow caches Python numbers that it converts
-                *(to_tensor(array) for own in vectors for array in own),
+                *(to_tensor(array) for arrays in vectors for array in arrays),
             ]
 
         inputs = [

@@ -43,13 +43,13 @@ def tensors_for_server(server: int, gradients: Sequence[Any], model: Model) -> l
         if isinstance(gradient, tf.IndexedSlices):
             rows, indices = gradient.values, tf.cast(gradient.indices, tf.int64)
             if not is_whole:
-                own = tf.where((indices >= part.begin) & (indices < part.end))[:, 0]
-                rows, indices = tf.gather(rows, own), tf.gather(indices, own) - part.begin
+                in_part = tf.where((indices >= part.begin) & (indices < part.end))[:, 0]
+                rows, indices = tf.gather(rows, in_part), tf.gather(indices, in_part) - part.begin
             sparse += [rows, indices]
         elif gradient is not None:
-            own = gradient if is_whole else gradient[part.begin : part.end]
-            vectors[layout.spans[place].vector].append(tf.reshape(own, [-1]))
-    return [*(own[0] if len(own) == 1 else tf.concat(own, 0) for own in vectors), *sparse]
+            part_gradient = gradient if is_whole else gradient[part.begin : part.end]
+            vectors[layout.spans[place].vector].append(tf.reshape(part_gradient, [-1]))
+    return [*(tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0) for tensors in vectors), *sparse]
 
 
 class PushAnswerLayout:

@@ -215,11 +215,11 @@ def a_dataset_for_each_replica():
         experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA, experimental_fetch_to_device=False
     )
 
-    def own(context):
+    def dataset(context):
         assert context.num_input_pipelines == strategy.num_replicas_in_sync
         return tf.data.Dataset.from_tensors(tf.constant([context.input_pipeline_id + 1]))
 
-    data = strategy.distribute_datasets_from_function(own, options)
+    data = strategy.distribute_datasets_from_function(dataset, options)
     replicas = strategy.num_replicas_in_sync
     totals = [int(strategy.reduce("SUM", strategy.run(tf.reduce_sum, args=(batch,)), axis=None)) for batch in data]
     assert totals == [replicas * (replicas + 1) // 2], totals

@@ -131,9 +131,9 @@ class Gan(keras.Model):
         self.one.build((None, 5))
         self.other.build((None, 5))
 
-    def compile(self, one, other):
+    def compile(self, optimizer_of_one, optimizer_of_other):
         super().compile()
-        self.of_one, self.of_other = one, other
+        self.of_one, self.of_other = optimizer_of_one, optimizer_of_other
 
     def train_step(self, data):
         with tf.GradientTape(persistent=True) as tape:

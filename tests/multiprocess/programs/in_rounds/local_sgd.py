@@ -258,8 +258,11 @@ def again():
 
 def uneven():
     """A process that has fewer batches takes part in the rounds of the others, without weight."""
-    batches = [5 + 3 * one for one in range(size)]
-    data = [[(X[one % 50 : one % 50 + 4], Y[one % 50 : one % 50 + 4]) for one in range(count)] for count in batches]
+    batches = [5 + 3 * place for place in range(size)]
+    data = [
+        [(X[begin % 50 : begin % 50 + 4], Y[begin % 50 : begin % 50 + 4]) for begin in range(count)]
+        for count in batches
+    ]
     strategy = tfdist.LocalSGDStrategy(sync_every=4)
     model = linear(strategy)
 
@@ -271,14 +274,14 @@ def uneven():
     expected = Training(START, size)
     for _ in range(2):
         done = [0] * size
-        while any(one < count for one, count in zip(done, batches, strict=True)):
+        while any(steps < count for steps, count in zip(done, batches, strict=True)):
             for place, process in enumerate(expected.processes):
                 for x, y in data[place][done[place] : done[place] + 4]:
                     process.step(x, y)
                     done[place] += 1
             expected.end(0, expected.begin(0))
         for process in expected.processes:
-            process.weights = [one.copy() for one in expected.centre]
+            process.weights = [weight.copy() for weight in expected.centre]
     assert_close(model, expected.centre)
     assert_alike(model)
 

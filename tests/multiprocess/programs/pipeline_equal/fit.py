@@ -80,10 +80,10 @@ def each_process_holds_its_own_stage(place):
     if place.strategy is not None:
         placement = place.strategy.extended.of_model(model).placement
         state = [*model.trainable_variables, *model.optimizer.variables[2:]]
-        held = sum(one.shape.num_elements() for one in state if not is_described(one))
-        assert held == sum(one.shape.num_elements() for one in state if placement.holds(one))
+        held = sum(variable.shape.num_elements() for variable in state if not is_described(variable))
+        assert held == sum(variable.shape.num_elements() for variable in state if placement.holds(variable))
         everyone = tfdist.all_gather(tf.constant([held])).numpy()
-        layers = [3 * one.count_params() for one in model.layers]
+        layers = [3 * layer.count_params() for layer in model.layers]
         assert everyone.sum() == sum(layers)
         cuts = itertools.combinations(range(1, len(layers)), 2)
         best = min(max(sum(layers[:a]), sum(layers[a:b]), sum(layers[b:])) for a, b in cuts)
