@@ -81,15 +81,15 @@ def test_settle_without_new_steps_exchanges_nothing(ranks):
         first = rounds.settle(Progress(4, 2), [np.ones(3), np.ones(3)])
         rounds.begin_anew(Progress(4, first.step))
         before = group.engine.communicator.bytes_sent
-        again = rounds.settle(Progress(4, 2), [np.full(3, 7.0)] * 2)
+        again = rounds.settle(Progress(4, 2), [np.full(3, 7.0 + group.rank)] * 2)
         return first, again, group.engine.communicator.bytes_sent - before
 
-    for first, again, sent in ranks(2)(work):
+    for rank, (first, again, sent) in enumerate(ranks(2)(work)):
         np.testing.assert_array_equal(first.values, np.ones([2, 3]))
         assert (first.changes, again.changes) == (True, False)
         assert again.step == 2
-        np.testing.assert_array_equal(again.values, np.full([2, 3], 7.0))
-        assert sent < 100
+        np.testing.assert_array_equal(again.values, np.full([2, 3], 7.0 + rank))
+        assert sent == 6 * 8, "the five numbers of the attendance and the step, and no values"
 
 
 def test_assignment_moves_the_centre():

@@ -252,7 +252,7 @@ def test_float16_variance_does_not_underflow():
 @pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="Keras has none")
 @pytest.mark.parametrize("outside", [True, False])
 def test_noise_works_around_and_inside_multi_optimizer(outside):
-    """Around them, and inside of them."""
+    """Around it, all variables get noise; inside of it, those of the noisy optimizer."""
 
     def noisy(optimizer):
         return GradientNoise(optimizer, ratio=8)

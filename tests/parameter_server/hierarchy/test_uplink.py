@@ -1,4 +1,5 @@
 import queue
+import threading
 
 import pytest
 
@@ -47,6 +48,7 @@ def test_uplink_reports_a_failure(made):
 
 
 def test_abandoned_request_posts_no_result(made):
+    """Nor is one that was posted before taken."""
     uplink, posted, failures, _ = made
     begun, results = queue.Queue(), []
 
@@ -56,10 +58,36 @@ def test_abandoned_request_posts_no_result(made):
             pass
         raise session[1]()
 
+    uplink.ask(lambda session: "posted", results.append)
+    event = posted.get(timeout=DEADLINE)
     uplink.ask(work, results.append)
     ended = begun.get(timeout=DEADLINE)
     uplink.abandon()
     assert "this server of a host ends" in str(ended())
     uplink.close()
+    event()
+    assert results == []
+    assert posted.empty()
+    assert failures == []
+
+
+def test_request_that_ends_after_abandon_is_the_last(made):
+    uplink, posted, failures, _ = made
+    begun, abandoned, results = queue.Queue(), threading.Event(), []
+
+    def work(session):
+        begun.put("first")
+        assert abandoned.wait(DEADLINE)
+        return "late"
+
+    uplink.ask(work, results.append)
+    uplink.ask(lambda session: begun.put("second"))
+    assert begun.get(timeout=DEADLINE) == "first"
+    uplink.abandon()
+    abandoned.set()
+    uplink.close()
+    posted.get(timeout=DEADLINE)()
+    assert results == [], "its result is dropped"
+    assert begun.empty()
     assert posted.empty()
     assert failures == []

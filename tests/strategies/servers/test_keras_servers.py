@@ -137,15 +137,13 @@ def test_evaluate_and_predict_read_newest_values(method):
 def test_an_epoch_begins_with_the_newest_values():
     with served(workers=2) as (first, second):
         chief, worker = model_in(first), model_in(second)
-        fit(worker_after(chief, worker), epochs=2, callbacks=[Between(worker)])
+        fit(chief, epochs=1)  # the chief makes the model on the servers
+        between = Between(worker)
+        fit(chief, epochs=2, callbacks=[between])
+        for weight, expected in zip(between.begun_with, between.left, strict=True):
+            np.testing.assert_array_equal(weight, expected)
         (link,) = links(chief)
         assert link.session.iterations == 16, "the chief's three epochs of four steps, and the worker's"
-
-
-def worker_after(chief, worker):
-    """The chief makes the model on the servers first."""
-    fit(chief, epochs=1, steps_per_epoch=None)
-    return chief
 
 
 class Between(keras.callbacks.Callback):
@@ -153,13 +151,18 @@ class Between(keras.callbacks.Callback):
 
     def __init__(self, other):
         super().__init__()
-        self.other, self.seen = other, []
+        self.other, self.left, self.begun_with = other, None, None
 
     def on_epoch_end(self, epoch, logs=None):
         if epoch == 0:
             (link,) = links(self.model)
             assert link.session.is_suspended
             fit(self.other, epochs=1)
+            self.left = self.other.get_weights()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.left is not None and self.begun_with is None:
+            self.begun_with = self.model.get_weights()
 
 
 def test_a_saved_model_has_the_servers_state(tmp_path):
