@@ -8,7 +8,7 @@ from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
-PROGRAM = str(harness.PROGRAMS / "distributed_optimizer.py")
+PROGRAM = str(harness.PROGRAMS / "distributed_optimizer" / "main.py")
 CHECKS = [
     "equal",
     "ways",

@@ -1,4 +1,4 @@
-"""In `fit`: `tests/multiprocess/programs/distributed_optimizer.py`."""
+"""In `fit`: `tests/multiprocess/programs/distributed_optimizer`."""
 
 import keras
 
