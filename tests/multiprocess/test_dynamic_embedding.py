@@ -39,7 +39,7 @@ def await_snapshots(folder, updates):
             assert time.monotonic() < end, f"the newest snapshot of {table} has {version} updates"
             for path in sorted(folder.glob(f"table-{table}-*/server-1-of-2.*.npz"))[-1:]:
                 with np.load(path) as file:
-                    version = json.loads(file["metadata"].tobytes())["version"]
+                    version = json.loads(file["metadata"].tobytes())["progress"]["version"]
             time.sleep(0.01)
 
 

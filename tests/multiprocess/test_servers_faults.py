@@ -26,7 +26,7 @@ def await_snapshot(folder, server, version):
         files = sorted(folder.glob(f"*/server-{server}-of-2.*.npz"))
         if files:
             with np.load(files[-1]) as file:
-                newest = json.loads(file["metadata"].tobytes())["version"]
+                newest = json.loads(file["metadata"].tobytes())["progress"]["version"]
         time.sleep(0.01)
 
 
