@@ -53,7 +53,7 @@ class Job:
 
     def __init__(self, generator, optimizer, mode):
         self.config = keras.saving.serialize_keras_object(optimizer)
-        self.made = lambda: Shard(Ledger(mode), parts=features_of(Arguments(mode)))
+        self.made = lambda: Shard(Ledger(mode), features=features_of(Arguments(mode)))
         self.generator = generator
         self.held = tuple(
             HeldRows(f"v{place}", 0, *[shape[0] if shape else 1] * 2) for place, shape in enumerate(SHAPES)
