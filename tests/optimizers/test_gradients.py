@@ -15,6 +15,18 @@ def reduce_gradients(group, call, made, gradients, variables):
     return [None if gradient is None else tf.convert_to_tensor(gradient).numpy() for gradient in reduced]
 
 
+@pytest.mark.parametrize(("float32_sums", "expected"), [(False, 256), (True, 258)])
+def test_sums_of_half_precision_are_rounded_once_if_they_are_in_float32(ranks, float32_sums, expected):
+    """Numbers of bfloat16 from 256 on are even: 256 + 1 is 256, but 256 + 1 + 1 is 258."""
+
+    def work(group):
+        averager = GradientAverager(group, average=False, float32_sums=float32_sums)
+        (total,) = averager.reduced([tf.constant([1.0 if group.rank else 256.0], tf.bfloat16)], [tf.Variable([0.0])])
+        return total.dtype, float(total[0])
+
+    assert ranks(3)(work) == [(tf.bfloat16, expected)] * 3
+
+
 @BOTH_WAYS
 @pytest.mark.parametrize("average", [True, False])
 def test_dense_and_sparse_gradients_are_reduced_none_stays(ranks, size, call, average):

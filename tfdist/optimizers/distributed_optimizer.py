@@ -28,6 +28,7 @@ def DistributedOptimizer(
     local_clip_norm: float | None = None,
     local_clip_global_norm: float | None = None,
     local_clip_value: float | None = None,
+    float32_sums: bool = False,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer average its gradients over processes that each have a share of the data.
 
@@ -61,6 +62,7 @@ def DistributedOptimizer(
             optimizer itself (``clipnorm``, …) acts on the average.
         local_clip_global_norm: largest norm of all gradients of this process's data together.
         local_clip_value: largest absolute value of an element of the gradients of this process's data.
+        float32_sums: whether gradients of half precision are summed in float32; see `tfdist.AllReduceStrategy`.
 
     Returns:
         ``optimizer``.
@@ -93,6 +95,7 @@ def DistributedOptimizer(
         sparse_as_dense,
         scale_local_gradients,
         LocalClipping(local_clip_norm, local_clip_global_norm, local_clip_value),
+        float32_sums=float32_sums,
     )
     keras_optimizers.attach(inner, gradients)
     optimizer.register_local_var = gradients.keep_local

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
 from tfdist.compression.policy import Choice, Policy, Schedule
+from tfdist.engine import precision
 from tfdist.engine.group import ProcessGroup
 from tfdist.engine.sums import Sums
 from tfdist.functional import Adasum
@@ -31,6 +32,7 @@ class GradientAverager:
             summed.
         clipping: limits of this process's gradients before they are summed; None for no limits.
         is_differentiable: whether sums and means of dense gradients, without compression, can be differentiated.
+        float32_sums: whether gradients of half precision are summed in float32.
 
     Attributes:
         group: as given.
@@ -51,6 +53,7 @@ class GradientAverager:
         scale_local: bool = True,
         clipping: LocalClipping | None = None,
         is_differentiable: bool = False,
+        float32_sums: bool = False,
     ) -> None:
         if adaptive and compression is not None:
             raise ValueError("Adasum combines only uncompressed gradients: leave out compression=")
@@ -63,6 +66,7 @@ class GradientAverager:
         self._scale_local = scale_local
         self._clipping = clipping or LocalClipping()
         self._is_differentiable = is_differentiable
+        self._float32_sums = float32_sums
         self.compressor = None if compression is None else Compressor(compression, group.rank, group.size)
         self.averages = self._average and compression is None and self._clipping == LocalClipping()
         self.norms: GradientNorms | None = None
@@ -108,7 +112,9 @@ class GradientAverager:
                 common.append(place)
         clipped = self._clipping.clipped([self._densified(results[place]) for place in common])
         of_common = [variables[place] for place in common]
-        for place, total in zip(common, self._over_processes(clipped, of_common), strict=True):
+        terms = precision.widened(clipped) if self._float32_sums else clipped
+        totals = precision.narrowed(self._over_processes(terms, of_common), clipped)
+        for place, total in zip(common, totals, strict=True):
             results[place] = total
         return results
 

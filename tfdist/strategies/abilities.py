@@ -152,6 +152,7 @@ class DataParallel(Ability, abc.ABC):
         compressor: compressor of gradients; None sends full precision.
         norms: measures the noise of gradients in steps that are traced, or run eagerly, while it is set; None measures
             nothing.
+        float32_sums: whether gradients of half precision are summed in float32.
         checks_weights: whether the weights of all processes are compared after each epoch.
         synchronizes_steps: whether the processes of the group take each step together. If not, metrics and layers'
             state are merged when all have taken their steps.
@@ -170,6 +171,7 @@ class DataParallel(Ability, abc.ABC):
     shares: Shares
     compressor: Compressor | None = None
     norms: GradientNorms | None = None
+    float32_sums = False
     checks_weights: bool
     synchronizes_steps = True
     runs_in_lockstep = True

@@ -31,6 +31,18 @@ def test_updates_are_a_step_late():
     assert int(model.optimizer.iterations) == 2
 
 
+def test_sums_in_float32_update_variables_of_half_precision():
+    strategy = tfdist.AllReduceStrategy(delay=1, float32_sums=True)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1, dtype="bfloat16")])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    before = model.get_weights()
+    model.fit(X, X[:, :1], batch_size=6, verbose=0)
+    assert int(model.optimizer.iterations) == 2
+    assert model.weights[0].dtype == "bfloat16"
+    assert (model.get_weights()[0] != before[0]).all()
+
+
 def test_predict_applies_the_delayed_update_first():
     model = linear()
     model.train_on_batch(X, X[:, :1])

@@ -86,6 +86,9 @@ class AllReduceStrategy(Processes):
             Gradients are then one update old, which `tfdist.callbacks.StalenessReport` counts. Use it where a sum takes
             about as long as a step, and lower the learning rate or warm it up. For one device in each process, without
             loss scaling and gradient accumulation.
+        float32_sums: whether gradients of half precision (float16, bfloat16) are summed in float32 and then rounded, so
+            that the sum of many replicas is rounded once; they take twice the traffic. Only models whose variables are
+            of half precision have such gradients: under Keras's mixed precision they are float32.
 
     Raises:
         MismatchError: processes have different numbers of devices, algorithms or compression.
@@ -113,6 +116,7 @@ class AllReduceStrategy(Processes):
         group: Group | None = None,
         cpu_relocation: bool = False,
         delay: int = 0,
+        float32_sums: bool = False,
     ) -> None:
         algorithms.check(algorithm)
         if not isinstance(delay, int) or delay not in (0, 1):
@@ -132,7 +136,8 @@ class AllReduceStrategy(Processes):
             from tfdist.strategies.servers import beside_all_reduce  # jobs without servers do not load this
 
             tables = beside_all_reduce.tables(cluster, engine_group, timeouts)
-        options = compressor, check_weights, not sum_sparse_rows, tables, "CPU:0" if cpu_relocation else None
+        home = "CPU:0" if cpu_relocation else None
+        options = compressor, check_weights, not sum_sparse_rows, tables, home, float32_sums
         if delay and len(chosen) > 1:
             raise ValueError(f"AllReduceStrategy(delay=1) needs one device in each process; got {chosen}")
         made = DelayedExtended if delay else AllReduceExtended

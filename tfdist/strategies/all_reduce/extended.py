@@ -42,6 +42,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         keep_rows: whether sparse gradients keep every occurrence of a row.
         tables: tables of rows on the job's parameter servers; None if the job has no servers.
         home: the device that variables are on, a copy for each replica; None places each copy on its replica's device.
+        float32_sums: whether gradients of half precision are summed in float32.
 
     Raises:
         MismatchError: another process has another number of devices, another algorithm or other compression.
@@ -60,12 +61,14 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         keep_rows: bool = True,
         tables: ServerTables | None = None,
         home: str | None = None,
+        float32_sums: bool = False,
     ) -> None:
         with without_mirrored():
             super().__init__(strategy, devices=devices)
         self.checks_weights = checks_weights
         self.group = group
         self._home = home
+        self.float32_sums = float32_sums
         # As in TensorFlow's multi-worker strategies. KerasTuner names temporary folders after them.
         self._task_type, self._task_id = "worker", group.rank
         self.shares = Shares(len(devices))
@@ -74,6 +77,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         self.exchange = Exchange(group)
         settings = (
             f"{len(devices)} device(s), the algorithm {group.algorithm} and the compression {compressor}{self.more}"
+            f"{', float32_sums=True' * float32_sums}"
         )
         self.exchange.broadcast_once(tf.constant(0), f"the settings of strategy {group.number('strategy')}", settings)
         self.bridge = Bridge(group)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.engine import precision
 from tfdist.private.optimizers import variables_of
 from tfdist.seams.once import Once
 from tfdist.seams.optimizer import OptimizerCall
@@ -48,7 +49,10 @@ class DelayedOptimizerHooks(keras_hooks.StrategyOptimizerHooks[DelaysUpdates]):
         sharing = current_strategy.sharing()
         weight = tf.constant(1.0, tf.float64) if sharing is None else sharing.shares.weight()
         sums = self.extended.delayed_sums(optimizer, [variable for _, variable in pairs])
-        ready, totals = sums.exchanged([tf.convert_to_tensor(gradient) for gradient, _ in pairs], weight)
+        gradients = [tf.convert_to_tensor(gradient) for gradient, _ in pairs]
+        terms = precision.widened(gradients) if self.extended.float32_sums else gradients
+        ready, totals = sums.exchanged(terms, weight)
+        totals = precision.narrowed(totals, gradients)
         call.arguments.update(grads=totals, trainable_variables=sums.variables)
         return tf.cond(ready, lambda: _updated(call), lambda: tf.constant(False))
 
@@ -97,7 +101,8 @@ def settle(model: Any, extended: DelaysUpdates) -> None:
         totals = sums.last()
         if totals is None:
             continue
-        given = [tf.constant(total) for total in totals]
+        pairs = zip(totals, sums.variables, strict=True)
+        given = [tf.cast(tf.constant(total), variable.dtype) for total, variable in pairs]
 
         def update(*given: tf.Tensor, optimizer: Any = optimizer, sums: DelayedSums = sums) -> None:
             with keras_optimizers.summed_before():

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.engine import precision
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import base_optimizer, tf_optimizer
 from tfdist.private.optimizers import accumulated_by, key_of
@@ -167,6 +168,8 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
         for gradient, variable in zip(terms, update.variables, strict=True):
             if tf.is_symbolic_tensor(gradient):
                 gradient.set_shape(variable.shape)  # a tensor of unknown size would get a collective of its own
+        if self.extended.float32_sums:
+            terms = precision.widened(terms)
         sharing, norms, state = current_strategy.sharing(), self.extended.norms, state_of_step()
         if state is not None:
             beside += state.means(weighs=update.weight is None)
@@ -183,7 +186,7 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
         if state is not None:
             state.take(of_beside)
         update.is_summed = True
-        return sums
+        return precision.narrowed(sums, gradients)
 
     def overwriting(self, variables: Sequence[Any], values: list[Any]) -> list[Any]:
         """Returns the maximum of each value over replicas.
