@@ -66,14 +66,18 @@ def test_outside_of_steps_gradients_are_summed_before_anything_is_done_to_them(r
         np.testing.assert_allclose(value, alone(OPTIMIZERS[name], GRADIENTS.sum(1)), rtol=1e-5)
 
 
-def summed_in_half(group, optimizer, float32_sums, steps=1):
+def summed_in_half(group, make, float32_sums, steps=1):
     """A variable of half precision after steps with a gradient of 256 on the first rank, and of 1 on the others."""
     strategy = Ranked(group, float32_sums=float32_sums)
     with strategy.scope():
-        variable = keras.Variable(tf.zeros(1, tf.bfloat16), dtype="bfloat16")
+        optimizer, variable = make(), keras.Variable(tf.zeros(1, tf.bfloat16), dtype="bfloat16")
         optimizer.build([variable])
     gradient = tf.constant([1.0 if group.rank else 256.0], tf.bfloat16)
-    step = tf.function(lambda: strategy.run(lambda: optimizer.apply([gradient], [variable])))
+
+    def apply():
+        optimizer.apply([gradient], [variable])
+
+    step = tf.function(lambda: strategy.run(apply))
     for _ in range(steps):
         step()
     assert variable.dtype == "bfloat16"
@@ -83,17 +87,20 @@ def summed_in_half(group, optimizer, float32_sums, steps=1):
 @pytest.mark.parametrize(("float32_sums", "expected"), [(False, -256), (True, -258)])
 def test_sums_of_half_precision_are_rounded_once_if_they_are_in_float32(ranks, float32_sums, expected):
     """Numbers of bfloat16 from 256 on are even: 256 + 1 is 256, but 256 + 1 + 1 is 258."""
-    work = lambda group: summed_in_half(group, keras.optimizers.SGD(1.0), float32_sums)  # noqa: E731
-    assert ranks(3)(work) == [expected] * 3
+    values = ranks(3)(lambda group: summed_in_half(group, lambda: keras.optimizers.SGD(1.0), float32_sums))
+    assert values == [expected] * 3
 
 
-def test_float32_sums_are_for_accumulated_and_scaled_gradients_too(ranks):
-    def work(group):
-        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=1.0)
-        accumulating = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
-        return summed_in_half(group, scaled, True), summed_in_half(group, accumulating, True, steps=2)
-
-    assert ranks(3)(work) == [(-258, -258)] * 3
+@pytest.mark.parametrize(
+    ("make", "steps"),
+    [
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=1.0), 1),
+        (lambda: keras.optimizers.SGD(1.0, gradient_accumulation_steps=2), 2),
+    ],
+    ids=["loss scale", "accumulation"],
+)
+def test_float32_sums_are_for_scaled_and_accumulated_gradients_too(ranks, make, steps):
+    assert ranks(3)(lambda group: summed_in_half(group, make, True, steps)) == [-258] * 3
 
 
 @pytest.mark.parametrize("samples", [(5, 1), (6, 0)])
