@@ -2,6 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import tfdist
 from tfdist.engine.host_calls import GradualUnderflow, host_call
@@ -41,6 +42,18 @@ def test_host_calls_compute_the_same_bits_as_other_threads():
         return (product + product[::-1]).tobytes()
 
     assert in_graph(compute) == compute()
+
+
+def test_operations_of_host_functions_are_on_the_host():
+    """A GPU would have to copy what they make, while a thread that Python has locked waits for it."""
+    scopes = []
+
+    def call(value):
+        scopes.append(context.context().device_name)
+        return value
+
+    tf.function(lambda value: host_call(call, [value], tf.float32, name="call"))(tf.zeros([]))
+    assert [scope.rpartition("/")[2] for scope in scopes] == ["device:CPU:0"]
 
 
 def test_only_host_calls_module_uses_py_function():

@@ -69,7 +69,9 @@ def host_call(
     must not depend on which kind of thread computes them; otherwise ranks would end with different bits.
 
     `tf.py_function` has a kernel for GPUs, which TensorFlow chooses if the surrounding graph is on a GPU. Its function
-    would get tensors in the GPU's memory, and copy them one by one while it holds Python's lock.
+    would get tensors in the GPU's memory, and copy them one by one while it holds Python's lock. The function's own
+    operations are on the host, too: TensorFlow would put them on a GPU, and wait for the copies while it holds the lock
+    that the thread which ends them needs.
 
     Args:
         function: function of eager tensors; returns what `tf.py_function` accepts.
@@ -84,7 +86,7 @@ def host_call(
 
     @functools.wraps(function)
     def on_host(*tensors: tf.Tensor) -> Any:
-        with GradualUnderflow():
+        with GradualUnderflow(), tf.device(HOST):
             return function(*tensors)
 
     with tf.device(HOST):
