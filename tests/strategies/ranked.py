@@ -28,8 +28,6 @@ class Ranked(tf.distribute.Strategy):
         arguments: other arguments of `AllReduceExtended`.
     """
 
-    _collective_key_base = 0
-
     def __init__(self, group, compression=None, devices=("CPU:0",), **arguments):
         keras_seams.install()
         compressor = None if compression is None else Compressor(compression, group.rank, group.size)
@@ -45,8 +43,6 @@ class RankedLocal(tf.distribute.Strategy):
         settings: settings of the rounds; by default weights are averaged after each second step.
         described: text that all ranks must have alike.
     """
-
-    _collective_key_base = 0
 
     def __init__(self, group, settings=None, described=""):
         keras_seams.install()

@@ -93,9 +93,6 @@ class PipelineStrategy(tf.distribute.Strategy):
         TfdistError: the job cannot be entered, or processes have different settings; see `AllReduceStrategy`.
     """
 
-    # Read by MirroredExtended; used only among this process's devices.
-    _collective_key_base = 0
-
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,

@@ -3,9 +3,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdist
 from tests.strategies.ranked import Ranked, on_ranks
 from tfdist import compression as c
 from tfdist.errors import MismatchError
+from tfdist.strategies.all_reduce import extended
 from tfdist.strategies.step_calls import StepCalls
 
 DTYPES = [
@@ -197,3 +199,14 @@ def test_reading_mode_ends_with_its_context(ranks, name):
         read()
     assert seen == (given or [True])
     assert not getattr(extended, flag)
+
+
+def test_strategies_do_not_share_the_numbers_of_tensorflows_collectives(monkeypatch):
+    """Which TensorFlow uses between GPUs, and binds to a shape."""
+    monkeypatch.setattr(extended, "_on_cpu", lambda devices: False)
+    for width in (4, 9):
+        with tfdist.AllReduceStrategy(devices=["CPU:0", "CPU:1"]).scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(width)])
+            model.compile("sgd", "mse")
+        history = model.fit(np.ones((8, 3)), np.zeros((8, width)), epochs=2, verbose=0).history
+        assert history["loss"][1] < history["loss"][0]

@@ -19,8 +19,6 @@ from tfdist.strategies.rounds.quorum_extended import QuorumExtended
 class Meets(tf.distribute.Strategy):
     """As `tfdist.QuorumStrategy`, of a test's members."""
 
-    _collective_key_base = 0
-
     def __init__(self, members):
         keras_seams.install()
         self.engine = Engine(LocalWorld(1).communicator(0), None, Timeouts())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:  # jobs without servers do not load these modules
     from tfdist.parameter_server.tables.client import TableClient, TableSpec
     from tfdist.parameter_server.tables.row_cache import CachePolicy
     from tfdist.strategies.servers.server_tables import ServerTables
+
+
+_key_bases = itertools.count(0, 1000)
+"""Numbers from which TensorFlow numbers the groups of each strategy's devices."""
 
 
 class AllReduceExtended(private.MirroredExtended, DataParallel):
@@ -63,6 +68,8 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         home: str | None = None,
         float32_sums: bool = False,
     ) -> None:
+        # TensorFlow binds the number of a collective among this process's GPUs to a shape, also after its strategy.
+        strategy._collective_key_base = next(_key_bases)
         with without_mirrored():
             super().__init__(strategy, devices=devices)
         self.checks_weights = checks_weights

@@ -21,9 +21,6 @@ from tfdist.strategies.keras import keras_saving, keras_seams
 class Processes(tf.distribute.Strategy):
     """A strategy whose `extended` is a `tfdist.strategies.all_reduce.extended.AllReduceExtended`."""
 
-    # Read by MirroredExtended; used only among this process's devices.
-    _collective_key_base = 0
-
     _cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver
     _local_rank: int
 

@@ -90,9 +90,6 @@ class QuorumStrategy(tf.distribute.Strategy):
         decentralized data*, 2017.
     """
 
-    # Read by MirroredExtended; used only among this process's devices.
-    _collective_key_base = 0
-
     def __init__(
         self,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
