@@ -1,0 +1,190 @@
+"""Collectives of buckets of TensorFlow tensors: all are posted before the first is waited for; in graphs and eagerly.
+
+TensorFlow runs the host calls of a graph in the order in which they were traced. So all posts are traced before the
+first wait, and bytes move while the graph computes.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.collectives.schedule import Plan
+from tfdist.engine.group import ProcessGroup
+from tfdist.engine.host_calls import host_call
+from tfdist.engine.operations import Operation
+from tfdist.engine.pending import Pending
+from tfdist.tensors import call_site, to_array, to_tensor
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A collective of a bucket that is ready to be posted.
+
+    Attributes:
+        plan: the collective.
+        result: function that returns the bucket's result when the collective is over.
+    """
+
+    plan: Plan | Operation
+    result: Callable[[str], np.ndarray]
+
+
+class BucketJob(abc.ABC):
+    """The collective of one bucket.
+
+    Args:
+        verb: the collective in one word, such as ``sum``.
+        tensors: the members of the bucket.
+        names: names of the members.
+
+    Attributes:
+        verb: as given.
+        contents: names of the members, as text.
+        count: number of the members.
+        dtype: common dtype of the members.
+        shapes: dtypes and shapes of the members, as far as they are known, as text.
+    """
+
+    def __init__(self, verb: str, tensors: Sequence[tf.Tensor | tf.TensorSpec], names: Sequence[str]) -> None:
+        self.verb = verb
+        self.contents = ", ".join(names)
+        self.count = len(tensors)
+        self.dtype = tensors[0].dtype
+        self.shapes = ", ".join(f"{tensor.dtype.name} {tensor.shape}" for tensor in tensors)
+
+    @abc.abstractmethod
+    def packed(self) -> tf.Tensor:
+        """Returns this process's part of the bucket as one tensor, on its device."""
+
+    @abc.abstractmethod
+    def begin(self, array: np.ndarray, weight: float | None) -> Begun:
+        """Returns the collective, on the host.
+
+        Args:
+            array: the tensor that `packed` returned; only read.
+            weight: factor that this process's values are multiplied by; None for no factor.
+        """
+
+    @abc.abstractmethod
+    def unpacked(self, total: tf.Tensor) -> list[tf.Tensor]:
+        """Splits the result into tensors."""
+
+    def signature(self, array: np.ndarray) -> str:
+        """Returns the text that must be equal on all processes.
+
+        Args:
+            array: the tensor that `packed` returned.
+        """
+        return self.shapes
+
+
+def concatenated(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Concatenates tensors to a vector; a single tensor is not copied, and keeps its shape."""
+    if len(tensors) == 1:
+        return tensors[0]
+    return tf.concat([tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+
+def split(total: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
+    """Splits a tensor like `concatenated` into tensors.
+
+    Args:
+        total: vector; for a single shape, a tensor of that shape.
+        shapes: shape of each tensor.
+    """
+    if len(shapes) == 1:
+        total.set_shape(shapes[0])
+        return [total]
+    sizes = [shape.num_elements() for shape in shapes]
+    total.set_shape([sum(sizes)])
+    pairs = zip(tf.split(total, sizes), shapes, strict=True)
+    return [part if shape.rank == 1 else tf.reshape(part, shape) for part, shape in pairs]
+
+
+class Posting:
+    """Runs the collectives of buckets.
+
+    Args:
+        group: the processes that take part.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._posted: dict[int, tuple[Pending, Callable[[], np.ndarray]]] = {}
+        self._handles = itertools.count()
+        self._lock = threading.Lock()
+
+    def run(self, jobs: Sequence[BucketJob], weight: tf.Tensor | None = None) -> list[list[tf.Tensor]]:
+        """Runs jobs, now or from the graph under construction; returns the tensors of each.
+
+        Args:
+            jobs: at least one job, in the order in which their tensors become available.
+            weight: float64 scalar that this process's values are multiplied by.
+        """
+        totals = self._eagerly(jobs, weight) if tf.executing_eagerly() else self._in_graph(jobs, weight)
+        return [job.unpacked(total) for job, total in zip(jobs, totals, strict=True)]
+
+    def _eagerly(self, jobs: Sequence[BucketJob], weight: tf.Tensor | None) -> list[tf.Tensor]:
+        posted = []
+        for place, job in enumerate(jobs):
+            key = f"eager {job.verb} #{place} of {job.shapes}"
+            posted.append(self._post(key, job, job.packed(), weight))
+        return [self._collect(handle, blocking=True) for handle in posted]
+
+    def _in_graph(self, jobs: Sequence[BucketJob], weight: tf.Tensor | None) -> list[tf.Tensor]:
+        """Posts every bucket but the last; a final host call posts the last bucket and waits for all of them."""
+        weights = [] if weight is None else [weight]
+        handles = []
+        for job in jobs[:-1]:
+            post = self._poster(self._site(job), job)
+            handles.append(host_call(post, [job.packed(), *weights], tf.int64, name="tfdist_post"))
+        finish = self._finisher(self._site(jobs[-1]), jobs[-1], len(handles))
+        dtypes = [job.dtype for job in jobs]
+        return host_call(finish, [jobs[-1].packed(), *handles, *weights], dtypes, name="tfdist_finish")
+
+    def _poster(self, key: str, job: BucketJob) -> Callable[..., np.int64]:
+        def post(packed: tf.Tensor, weight: tf.Tensor | None = None) -> np.int64:
+            return np.int64(self._post(key, job, packed, weight))
+
+        return post
+
+    def _finisher(self, key: str, last: BucketJob, posted: int) -> Callable[..., list[tf.Tensor]]:
+        def finish(packed: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
+            weight = rest[posted] if len(rest) > posted else None
+            final = self._post(key, last, packed, weight, overlaps=False)
+            return [self._collect(handle) for handle in (*map(int, rest[:posted]), final)]
+
+        return finish
+
+    def _site(self, job: BucketJob) -> str:
+        return call_site(f"{job.verb} of {job.count} {job.dtype.name}", self._group.members)
+
+    # On the host.
+
+    def _post(
+        self, key: str, job: BucketJob, packed: tf.Tensor, weight: tf.Tensor | None = None, overlaps: bool = True
+    ) -> int:
+        ready = time.monotonic()
+        array = to_array(packed)  # no copy; the result goes into another buffer
+        begun = job.begin(array, None if weight is None else float(weight))
+        pending = self._group.post(
+            key, begun.plan, job.signature(array), overlaps=overlaps, contents=job.contents, ready=ready
+        )
+        handle = next(self._handles)
+        with self._lock:
+            self._posted[handle] = (pending, lambda: begun.result(key))
+        return handle
+
+    def _collect(self, handle: int, blocking: bool = False) -> tf.Tensor:
+        with self._lock:
+            pending, result = self._posted.pop(handle)
+        self._group.wait(pending, blocking)
+        return to_tensor(result())
