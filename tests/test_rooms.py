@@ -9,7 +9,7 @@ import tfdist
 
 ROOT = Path(tfdist.__file__).parent
 ORDER = (
-    ("_version", "errors", "notices", "other_names", "tensors"),
+    ("_version", "errors", "notices", "other_names", "sharding", "tensors"),
     ("private",),
     ("comm",),
     ("collectives",),
@@ -34,7 +34,7 @@ WINGS = {
     "parameter_server": (
         *("options", "protocol", "worker", "dealing", "snapshots", "shard", "tables", "hierarchy", "server"),
     ),
-    "strategies": ("", "devices", "data", "keras", "embeddings", "servers", "all_reduce", "rounds"),
+    "strategies": ("", "devices", "data", "keras", "embeddings", "servers", "divided", "all_reduce", "rounds"),
 }
 """Folders within folders, likewise; "" are the files beside them."""
 APART = {("cluster", "compression"), ("cluster", "collectives"), ("comm", "tensors")}

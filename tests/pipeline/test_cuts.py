@@ -9,8 +9,8 @@ from keras import layers
 
 from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.model_parallel.partition import partition
-from tfdist.pipeline import described_variables
 from tfdist.pipeline.cuts import check, ends_of
+from tfdist.strategies.divided import described_variables
 
 NAMES = ["a", "b", "c", "inner/d", "e"]
 

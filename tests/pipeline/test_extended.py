@@ -9,7 +9,7 @@ import pytest
 from keras import layers
 
 import tfdist
-from tfdist.pipeline.described_variables import is_described
+from tfdist.strategies.divided.described_variables import is_described
 
 
 def network():

@@ -7,7 +7,7 @@ from keras import layers
 
 import tfdist
 from tests.pipeline import models
-from tfdist.pipeline.described_variables import is_described
+from tfdist.strategies.divided.described_variables import is_described
 
 X = np.random.default_rng(0).normal(size=(12, 6)).astype("float32")
 Y = X[:, :3] * 2

@@ -9,10 +9,11 @@ from keras import layers
 import tfdist
 from tests.pipeline import models
 from tfdist.model_parallel.model_calls import ModelCalls
-from tfdist.pipeline import described_variables
-from tfdist.pipeline.described_variables import is_described, is_elsewhere
-from tfdist.pipeline.placement import Placement, lend, slots_of, variables_of
+from tfdist.pipeline.placement import Placement, lend, variables_of
 from tfdist.pipeline.stages import Stages
+from tfdist.strategies.divided import described_variables
+from tfdist.strategies.divided.described_variables import is_described, is_elsewhere
+from tfdist.strategies.divided.optimizer_slots import optimizer_variables
 
 described_variables.install()
 
@@ -41,7 +42,7 @@ def test_optimizer_slots_are_on_workers_of_their_weights(name):
     placement.place(variables_of(model))
     assert [is_elsewhere(variable) for variable in model.variables] == [True] * 4 + [False] * 4
     assert not any(is_described(variable) for variable in model.variables[4:])
-    slots = slots_of(model.optimizer)
+    slots = optimizer_variables(model.optimizer)
     assert not any(is_described(variable) and not is_elsewhere(variable) for variable in slots)
     for slot in slots:
         place = next((place for place in range(4) if f"d{place}_" in slot.path), None)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tfdist.model_parallel import keras_placement_saving, placed_gradients, placed_variables
-from tfdist.model_parallel.keras_placement_saving import ADDED_ON, DEVICE, DEVICES
+from tfdist.model_parallel.keras_placement_saving import ADDED_ON, DEVICES
 from tfdist.model_parallel.placed_gradients import placed
 from tfdist.private import models
 from tfdist.private import tensorflow as private
@@ -43,6 +43,7 @@ from tfdist.seams import trainer
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies.devices import requested_device
+from tfdist.strategies.devices.requested_device import DEVICE
 from tfdist.strategies.keras import sequential_build
 
 _NOT_BY_XLA = (

@@ -14,11 +14,10 @@ from typing import Any
 from tfdist.private.keras import function, functional, sequential, serialization_lib
 from tfdist.seams.registry import replace
 from tfdist.strategies.devices import device_names
+from tfdist.strategies.devices.requested_device import DEVICE
 
 log = logging.getLogger("tfdist")
 
-DEVICE = "_tfdist_device"
-"""Attribute of a node or a variable: the device that was asked for."""
 DEVICES = "_tfdist_devices"
 """Attribute of a Sequential: the devices that layers were added on, by the layer's `id`."""
 CALL = "tfdist_device"

@@ -17,11 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.model_parallel import keras_placement_saving
-from tfdist.model_parallel.keras_placement_saving import DEVICE
 from tfdist.private.keras import tf_core, tf_optimizer
 from tfdist.private.models import value_of
 from tfdist.seams.registry import replace
 from tfdist.strategies.devices import requested_device
+from tfdist.strategies.devices.requested_device import DEVICE
 
 
 def install() -> None:

@@ -16,19 +16,19 @@ from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.pipeline import batch_sizes
 from tfdist.pipeline import cuts as model_cuts
 from tfdist.pipeline import placement as places
-from tfdist.pipeline.described_variables import is_described
 from tfdist.pipeline.mesh import Mesh
 from tfdist.pipeline.model_steps import ModelSteps
 from tfdist.pipeline.placement import Placement
 from tfdist.pipeline.processes import PipelineCollectives
 from tfdist.pipeline.recording import Recording
-from tfdist.pipeline.remote_variables import RemoteVariables
 from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.table import Edge, Table
 from tfdist.pipeline.transport import Transport
+from tfdist.pipeline.variables_of_stages import VariablesOfStages
 from tfdist.private.models import initializer_of
 from tfdist.strategies.abilities import HasStages
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
+from tfdist.strategies.divided.described_variables import is_described
 
 _PIPELINED = "_tfdist_pipelined"
 """Attribute of a model that holds its `PipelinedModel`."""
@@ -95,9 +95,9 @@ class PipelinedModel:
             self.placement.place(variables)
         self.remote().equalize([variable for variable in begins if self._extended.mesh.workers > 1])
 
-    def remote(self) -> RemoteVariables:
+    def remote(self) -> VariablesOfStages:
         """Returns an object that reads and assigns variables of all processes."""
-        return RemoteVariables(self._extended.mesh, self.placement, places.variables_of(self._model), self._name)
+        return VariablesOfStages(self._extended.mesh, self.placement, places.variables_of(self._model), self._name)
 
 
 class PipelineExtended(AllReduceExtended, HasStages):
@@ -152,7 +152,7 @@ class PipelineExtended(AllReduceExtended, HasStages):
         self.recomputes = recomputes
         self.devices_of_workers = devices_of_workers
         self.recording = Recording(mesh.pipeline) if records else None
-        self.over_stages = Bridge(mesh.pipeline)
+        self.over_updaters = Bridge(mesh.pipeline)
         self._micro_batches = micro_batches
         self._everyone = Exchange(mesh.all_processes)
         self._leads = False

@@ -7,7 +7,8 @@
 | ``fit`` | micro-batches must divide its batches; errors explain how data may differ |
 | `get_weights`, `set_weights` | weights are on several processes |
 | `EarlyStopping` | each process keeps the best weights of its own stages, not those of all |
-| `global_norm`, `check_finite`, moving averages, `SwapEMAWeights` | `tfdist.pipeline.stage_optimizers` |
+| `check_finite` | gradients are finite if those of all stages are |
+| `global_norm`, moving averages, `SwapEMAWeights` | `tfdist.strategies.divided.divided_updates` |
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
 from tfdist.model_parallel.model_calls import graph_of
-from tfdist.pipeline import described_variables, model_steps, stage_callbacks, stage_optimizers
+from tfdist.pipeline import model_steps, stage_callbacks
 from tfdist.pipeline.processes import OTHER_DATA
 from tfdist.private.keras import base_trainer, layer, saving_lib, tf_trainer, tree
 from tfdist.seams.once import Once
@@ -30,6 +32,7 @@ from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall, WithPredictStep
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import HasStages
+from tfdist.strategies.divided import described_variables, divided_updates
 
 _SAME_BATCHES = (
     "Under PipelineStrategy every process reads all batches: give all processes the same number of batches in each "
@@ -62,7 +65,8 @@ def install() -> None:
     """Installs the seams, once."""
     described_variables.install()
     model_steps.install()
-    stage_optimizers.install()
+    divided_updates.install()
+    keras_hooks.add_for_optimizers(OnAllStages)
     keras_hooks.add(InStages)
     replace(saving_lib, "_load_state", _place_before_loading)
     replace(layer.Layer, "get_weights", _gather_weights)
@@ -123,6 +127,19 @@ class InStages(keras_hooks.ModelHooks[HasStages]):
         if isinstance(error, MismatchError) and "different collectives" in text and _SAME_BATCHES not in text:
             return MismatchError(f"{error} {_SAME_BATCHES}")
         return None
+
+
+class OnAllStages(keras_hooks.StrategyOptimizerHooks[HasStages]):
+    """Hooks that treat gradients as finite only if they are finite on all stages."""
+
+    ability = HasStages
+
+    def finite(self, is_finite: Any) -> Any:
+        """Returns whether gradients are finite on all stages."""
+        infinite = tf.cast(tf.logical_not(is_finite), tf.int32)
+        stages = self.extended.over_updaters
+        reduced = stages.all_reduce([infinite], combine=np.maximum, names=["whether gradients are finite"])
+        return tf.equal(reduced[0], 0)
 
 
 # Steps.

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.model_parallel.model_calls import graph_of, trainable_variables
-from tfdist.pipeline import schedules, stage_optimizers
+from tfdist.pipeline import schedules
 from tfdist.pipeline.divisors import divisors_of, over_replicas
 from tfdist.pipeline.dry_run import dry_run
 from tfdist.pipeline.micro_batches import MicroBatches
@@ -28,6 +28,7 @@ from tfdist.private.keras import layer, tree
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
+from tfdist.strategies.divided import divided_updates
 from tfdist.strategies.keras import keras_losses
 from tfdist.strategies.keras.keras_variables import unnoted
 
@@ -243,7 +244,7 @@ class ModelSteps:
             gradients.update({id(weight): total for weight, total in zip(variables, sums, strict=True)})
         pairs = [(gradients[id(weight)], weight) for weight in held]
         parts = [1.0 / max(1, len(self._workers_of(weight))) for gradient, weight in pairs if gradient is not None]
-        with stage_optimizers.gradient_shares(parts):
+        with divided_updates.gradient_shares(parts):
             optimizer.apply_gradients(pairs)
 
     def _workers_of(self, variable: Any) -> tuple[int, ...]:

@@ -9,11 +9,9 @@ from typing import Any
 import keras
 
 from tfdist.model_parallel.model_calls import trainable_variables
-from tfdist.pipeline import described_variables
 from tfdist.pipeline.stages import Stages
-from tfdist.private import optimizers
-from tfdist.private.keras import backend
 from tfdist.strategies.devices import requested_device
+from tfdist.strategies.divided import described_variables, optimizer_slots
 
 
 class Placement:
@@ -67,14 +65,8 @@ class Placement:
         inner = getattr(optimizer, "inner_optimizer", None)
         if inner is not None:
             self.add_slots(inner)
-        trained = optimizers.variables_of(optimizer)
-        for name, kept in vars(optimizer).items():
-            if name in ("_variables", "_trainable_variables"):
-                continue
-            if isinstance(kept, (list, tuple)) and len(kept) == len(trained):
-                for variable, slot in zip(trained, kept, strict=True):
-                    if isinstance(slot, backend.Variable):
-                        self._workers[id(slot)] = slot, self.workers(variable)
+        for variable, slot in optimizer_slots.slots_by_variable(optimizer):
+            self._workers[id(slot)] = slot, self.workers(variable)
 
     def place(self, variables: Iterable[Any]) -> None:
         """Allocates the variables that this process holds, and leaves the others to their workers.
@@ -130,20 +122,5 @@ def variables_of(model: Any) -> list[Any]:
     variables = [*model.variables, *model.metrics_variables]
     optimizer = getattr(model, "optimizer", None)
     if isinstance(optimizer, keras.optimizers.Optimizer):
-        variables += slots_of(optimizer)
+        variables += optimizer_slots.optimizer_variables(optimizer)
     return list({id(variable): variable for variable in variables}.values())
-
-
-def slots_of(optimizer: Any) -> list[Any]:
-    """Returns all variables of an optimizer, including those that it does not save.
-
-    Args:
-        optimizer: a Keras optimizer.
-    """
-    inner = getattr(optimizer, "inner_optimizer", None)
-    kept = [variable for value in vars(optimizer).values() if isinstance(value, (list, tuple)) for variable in value]
-    trained = {id(variable) for variable in optimizers.variables_of(optimizer)}
-    variables = [*optimizer.variables, *([] if inner is None else slots_of(inner))]
-    return variables + [
-        variable for variable in kept if isinstance(variable, backend.Variable) and id(variable) not in trained
-    ]

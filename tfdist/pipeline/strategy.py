@@ -20,7 +20,7 @@ from tfdist.compression.compressor import Compressor  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
 from tfdist.engine import calibration  # noqa: E402
 from tfdist.pipeline import cuts as model_cuts  # noqa: E402
-from tfdist.pipeline import described_variables, keras_pipelines, schedules  # noqa: E402
+from tfdist.pipeline import keras_pipelines, schedules  # noqa: E402
 from tfdist.pipeline.actions import Action, ActionKind  # noqa: E402
 from tfdist.pipeline.dry_run import PipelineTimeline, dry_run  # noqa: E402
 from tfdist.pipeline.extended import PipelineExtended  # noqa: E402
@@ -30,6 +30,7 @@ from tfdist.runtime import world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.strategies.devices import device_names  # noqa: E402
 from tfdist.strategies.devices.devices import own_devices  # noqa: E402
+from tfdist.strategies.divided import described_variables  # noqa: E402
 from tfdist.strategies.keras import keras_seams  # noqa: E402
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]

@@ -35,9 +35,9 @@ _INNER_TO_OUTER = (
     "strategies.keras.keras_agreement",  # runs before all that calls collectives
     "strategies.servers.sidecar_evaluator",  # replaces all of the above
     "optimizers.keras_optimizers",
-    "pipeline.described_variables",
+    "strategies.divided.described_variables",
     "pipeline.model_steps",
-    "pipeline.stage_optimizers",
+    "strategies.divided.divided_updates",
     "pipeline.keras_pipelines",
     "model_parallel.placed_variables",
     "model_parallel.keras_placement",

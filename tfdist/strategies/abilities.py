@@ -11,6 +11,7 @@ extends. If it lacks an ability, the seams that require the ability do what Kera
 | `DelaysUpdates` | optimizers, `evaluate`, the end of epochs: updates are a step late |
 | `TrainsInRounds` | optimizers, whose weights are exchanged after some steps; the end of epochs, `evaluate` |
 | `ElasticMembership` | the beginning and end of `fit` and of epochs, which processes may reach at different times |
+| `DividesUpdates` | optimizers, whose variables are on several processes; loading |
 | `HasStages` | steps of `fit`, `evaluate` and `predict`, weights, optimizers: a process holds a part of the model |
 
 `TrainsInRounds` and `ElasticMembership`, which are `DataParallel` as well, are in `round_abilities.py`.
@@ -368,15 +369,35 @@ class UpdatesOnServers(Ability, abc.ABC):
         """
 
 
-class HasStages(DataParallel):
-    """A strategy that divides a model into stages, of which this process may hold only some.
+class DividesUpdates(DataParallel):
+    """A strategy whose processes each update some of a model's variables, and keep an optimizer's variables for those.
 
     Attributes:
-        over_stages: bridge that reduces tensors over the processes that hold the stages of one copy of the model.
+        over_updaters: bridge that reduces tensors over the processes that update the variables of one model together.
     """
 
+    over_updaters: Bridge
+
+    @abc.abstractmethod
+    def equalize(self, model: Any) -> None:
+        """Gives all processes that hold a variable the value of the first of them; all processes call it.
+
+        Args:
+            model: a Keras model that is built.
+        """
+
+    def publish(self, optimizer: Any) -> None:
+        """Gives all processes the values that others have assigned to variables on their own; all processes call it.
+
+        Args:
+            optimizer: Keras optimizer that updates the variables.
+        """
+
+
+class HasStages(DividesUpdates):
+    """A strategy that divides a model into stages, of which this process may hold only some."""
+
     calls_host_in_steps = True
-    over_stages: Bridge
 
     @abc.abstractmethod
     def place(self, model: Any) -> None:
@@ -404,14 +425,6 @@ class HasStages(DataParallel):
     @abc.abstractmethod
     def steps_of(self, model: Any) -> Any:
         """Returns the `tfdist.pipeline.model_steps.ModelSteps` of a model, which `place` has divided.
-
-        Args:
-            model: a Keras model that is built.
-        """
-
-    @abc.abstractmethod
-    def equalize(self, model: Any) -> None:
-        """Gives all processes that hold a variable the value of the first of them; all processes call it.
 
         Args:
             model: a Keras model that is built.

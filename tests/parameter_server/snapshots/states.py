@@ -5,9 +5,9 @@ import functools
 import ml_dtypes
 import numpy as np
 
-from tfdist.parameter_server.protocol.sharding import Variable, assign_shards
 from tfdist.parameter_server.protocol.state import ShardProgress, rows_of_sequences
 from tfdist.parameter_server.snapshots.state import PartState, ShardState
+from tfdist.sharding import Variable, assign_shards
 
 DIGEST = "0123456789abcdef"
 OPTIMIZER = {"class_name": "Adam", "config": {"learning_rate": 1e-3, "clipnorm": None, "limit": float("inf")}}

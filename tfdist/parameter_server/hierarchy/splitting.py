@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
-from tfdist.parameter_server.protocol.sharding import VariablePart
 from tfdist.parameter_server.worker.model import Model
+from tfdist.sharding import VariablePart
 
 
 def split_by_root(gradients: PushedGradients, shapes: Shapes, model: Model) -> list[PushedGradients]:

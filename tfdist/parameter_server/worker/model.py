@@ -14,9 +14,9 @@ from tfdist.compression.policy import Policy
 from tfdist.parameter_server.protocol.differences import ParameterDecoder
 from tfdist.parameter_server.protocol.gradients import Shapes
 from tfdist.parameter_server.protocol.packing import Packer, VariableSpec
-from tfdist.parameter_server.protocol.sharding import ShardAssignment, Variable, VariablePart, assign_shards
 from tfdist.parameter_server.protocol.shared_memory import area_of
 from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
+from tfdist.sharding import ShardAssignment, Variable, VariablePart, assign_shards
 from tfdist.tensors import unnumbered
 
 

@@ -12,6 +12,9 @@ import tensorflow as tf
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import Ability
 
+DEVICE = "_tfdist_device"
+"""Attribute of a node or a variable: the device that was asked for."""
+
 
 class _Requests(threading.local):
     """The devices that this thread has requested; the innermost last."""

@@ -24,7 +24,7 @@ from tfdist.private.optimizers import accumulated_by, key_of
 from tfdist.seams.optimizer import OptimizerCall, Update, update_of, within_update
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.abilities import DataParallel
+from tfdist.strategies.abilities import DataParallel, DividesUpdates
 from tfdist.strategies.data.shares import weighed
 from tfdist.strategies.keras.keras_variables import state_of_step
 
@@ -112,6 +112,7 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
             and not inner.gradient_accumulation_steps
             and extended.compressor is None  # an overflow must not become a residual
             and extended.norms is None
+            and not isinstance(extended, DividesUpdates)  # which sums what each process updates, later
             and all(_is_dense_number(gradient) for gradient in gradients)
             and not any(getattr(variable, "overwrite_with_gradient", False) for variable in variables)
         )

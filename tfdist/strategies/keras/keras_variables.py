@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -30,7 +30,7 @@ from tfdist.private.optimizers import strategy_of as strategy_of_optimizer
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.abilities import Ability, DataParallel, HasStages, UpdatesOnServers
+from tfdist.strategies.abilities import Ability, DataParallel, DividesUpdates, UpdatesOnServers
 from tfdist.strategies.data.shares import Shares, weighed
 from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.tensors import unnumbered
@@ -415,15 +415,26 @@ def _is_numeric(variable: Any) -> bool:
 
 def broadcast_state(model: Any, extended: DataParallel) -> None:
     """Gives every process the chief's weights and the state of its optimizers."""
-    if isinstance(extended, HasStages):
+    if isinstance(extended, DividesUpdates):
         extended.equalize(model)
-        return
+    else:
+        broadcast(model, extended)
+
+
+def broadcast(model: Any, extended: DataParallel, without: Container[int] = ()) -> None:
+    """Gives every process the chief's values of a model's weights and of its optimizers' variables.
+
+    Args:
+        model: a Keras model.
+        extended: the strategy's `extended`.
+        without: variables that are left out, by their `id`.
+    """
     variables = list(model.variables)
     for optimizer in optimizers(model):
         variables += optimizer.variables
     seen: set[int] = set()
     for variable in variables:
-        if id(variable) in seen or getattr(variable, "synchronization", None) == "on_read":
+        if id(variable) in seen or id(variable) in without or getattr(variable, "synchronization", None) == "on_read":
             continue
         value = tf.convert_to_tensor(variable.value)
         key = f"the state of {unnumbered(variable.path)} #{len(seen)} {value.dtype.name} {value.shape}"

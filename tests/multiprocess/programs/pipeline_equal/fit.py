@@ -9,7 +9,7 @@ from world import ROWS, check, classes, crossentropy, fitted, made, network, sta
 
 import tfdist
 from tests.pipeline import models
-from tfdist.pipeline.described_variables import is_described
+from tfdist.strategies.divided.described_variables import is_described
 
 
 @check(2, schedule="1f1b", micro_batches=4, recompute=True)

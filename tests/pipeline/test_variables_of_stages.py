@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.pipeline import described_variables
-from tfdist.pipeline.described_variables import ElsewhereError, allocate, describing, leave_to
 from tfdist.pipeline.mesh import Mesh
-from tfdist.pipeline.remote_variables import RemoteVariables
+from tfdist.pipeline.variables_of_stages import VariablesOfStages
+from tfdist.strategies.divided import described_variables
+from tfdist.strategies.divided.described_variables import ElsewhereError, allocate, describing, leave_to
 
 described_variables.install()
 
@@ -42,7 +42,7 @@ def variables_of(group):
                 variable.assign([group.rank, 10.0 * place])
             else:
                 leave_to(variable, f"worker {place}")
-    return made, RemoteVariables(Mesh(group, 1), places, made, "m")
+    return made, VariablesOfStages(Mesh(group, 1), places, made, "m")
 
 
 def test_the_leader_reads_and_assigns_all(ranks):
@@ -59,19 +59,6 @@ def test_the_leader_reads_and_assigns_all(ranks):
         return values
 
     assert ranks(2)(work) == [[[0, 0], [1, 10], [0, 20]], [7.0, 8.0]]
-
-
-def test_others_are_released_when_the_leader_fails(ranks):
-    def work(group):
-        _, remote = variables_of(group)
-        if group.rank:
-            remote.answer()
-            return "released"
-        with pytest.raises(OSError, match="disk full"), remote.led():
-            raise OSError("disk full")
-        return "failed"
-
-    assert ranks(2)(work) == ["failed", "released"]
 
 
 def test_broadcast_returns_owners_values_on_all_ranks(ranks):

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from tfdist.parameter_server.protocol.sharding import Variable, VariablePart, assign_shards
+from tfdist.sharding import Variable, VariablePart, assign_shards
 
 MIB = 1 << 20
 

@@ -1,6 +1,6 @@
 """Seams for Keras optimizers whose variables are on several processes, each of which updates its own.
 
-Norms over all weights, and the check whether all gradients are finite, cover all stages.
+Norms of gradients cover those of all processes.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tfdist.pipeline import described_variables
 from tfdist.private.keras import base_optimizer, tf_optimizer
-from tfdist.private.optimizers import averages_of, variables_of
+from tfdist.private.optimizers import averages_of, strategy_of, variables_of
 from tfdist.seams.registry import replace
-from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.abilities import HasStages
+from tfdist.strategies import current_strategy
+from tfdist.strategies.abilities import DividesUpdates
+from tfdist.strategies.divided import described_variables
+from tfdist.strategies.divided.dealing import contained
 
 
 class _GradientShares(threading.local):
@@ -33,21 +33,21 @@ _counted = _GradientShares()
 
 def install() -> None:
     """Installs the seams."""
-    replace(base_optimizer, "global_norm", _over_all_stages)
-    keras_hooks.add_for_optimizers(OnAllStages)
+    replace(base_optimizer, "global_norm", _over_all_processes)
     replace(tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", _restrict_to_held)
     replace(base_optimizer.BaseOptimizer, "_update_model_variables_moving_average", _restrict_to_held)
     replace(base_optimizer.BaseOptimizer, "_backend_reset_gradient_accumulators", _of_own_accumulators)
+    replace(base_optimizer.BaseOptimizer, "finalize_variable_values", _published)
     for name in ("_tf_swap_variables", "_tf_finalize_ema_values"):
         replace(keras.callbacks.SwapEMAWeights, name, _swapping_own_variables)
 
 
 @contextlib.contextmanager
 def gradient_shares(parts: Sequence[float]) -> Iterator[None]:
-    """Context in which an optimizer gets the gradients of this process's stages.
+    """Context in which an optimizer gets the gradients of the variables that this process updates.
 
     Args:
-        parts: fraction that each gradient counts here; 1/n for a weight that n workers hold.
+        parts: fraction that each gradient counts here; 1/n for a weight that n processes update.
     """
     before, _counted.parts = _counted.parts, parts
     try:
@@ -56,15 +56,18 @@ def gradient_shares(parts: Sequence[float]) -> Iterator[None]:
         _counted.parts = before
 
 
-def _over_all_stages(original: Callable[..., Any]) -> Callable[..., Any]:
+def _over_all_processes(original: Callable[..., Any]) -> Callable[..., Any]:
     def global_norm(gradients: Sequence[Any]) -> Any:
-        extended = current_strategy.current(HasStages)
+        extended = current_strategy.current(DividesUpdates)
         parts = _counted.parts
         if extended is None or parts is None:
             return original(gradients)
-        squares = [part * _square(gradient) for gradient, part in zip(gradients, parts, strict=True)]
-        total = extended.over_stages.all_reduce([tf.add_n(squares)], names=["the norm of gradients"])[0]
-        return tf.cast(tf.sqrt(total), gradients[0].dtype)
+        squares = [
+            tf.cast(part, tf.float64) * _square(gradient) for gradient, part in zip(gradients, parts, strict=True)
+        ]
+        here = tf.add_n(squares) if squares else tf.constant(0.0, tf.float64)
+        total = extended.over_updaters.all_reduce([here], names=["the norm of gradients"])[0]
+        return tf.cast(tf.sqrt(total), gradients[0].dtype if squares else total.dtype)
 
     return global_norm
 
@@ -72,20 +75,8 @@ def _over_all_stages(original: Callable[..., Any]) -> Callable[..., Any]:
 def _square(gradient: Any) -> tf.Tensor:
     """Squares a gradient as Keras does for norms: rows of an embedding that occur several times are squared singly."""
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)))
-
-
-class OnAllStages(keras_hooks.StrategyOptimizerHooks[HasStages]):
-    """Hooks that treat gradients as finite only if they are finite on all stages."""
-
-    ability = HasStages
-
-    def finite(self, is_finite: Any) -> Any:
-        """Returns whether gradients are finite on all stages."""
-        infinite = tf.cast(tf.logical_not(is_finite), tf.int32)
-        stages = self.extended.over_stages
-        reduced = stages.all_reduce([infinite], combine=np.maximum, names=["whether gradients are finite"])
-        return tf.equal(reduced[0], 0)
+    wide = values.dtype if values.dtype.size >= 4 else tf.float32
+    return tf.cast(tf.reduce_sum(tf.square(tf.cast(values, wide))), tf.float64)
 
 
 def _restrict_to_held(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,7 +85,7 @@ def _restrict_to_held(original: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, variables: Sequence[Any]) -> Any:
         averages = averages_of(self)
         pairs = list(zip(variables, averages, strict=False))
-        held = [pair for pair in pairs if not described_variables.is_elsewhere(pair[0])]
+        held = [pair for pair in pairs if _is_held(*pair)]
         if len(held) == len(pairs):
             return original(self, variables)
         with _temporary_attribute(self, "_model_variables_moving_average", [average for _, average in held]):
@@ -103,17 +94,42 @@ def _restrict_to_held(original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
+def _is_held(variable: Any, average: Any) -> bool:
+    return not (described_variables.is_elsewhere(variable) or described_variables.is_elsewhere(average))
+
+
 def _swapping_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, optimizer: Any) -> Any:
         pairs = zip(variables_of(optimizer), averages_of(optimizer), strict=True)
-        held = [pair for pair in pairs if not described_variables.is_elsewhere(pair[0])]
+        held = [pair for pair in pairs if _is_held(*pair)]
         with (
             _temporary_attribute(optimizer, "_trainable_variables", [variable for variable, _ in held]),
             _temporary_attribute(optimizer, "_model_variables_moving_average", [average for _, average in held]),
         ):
-            return original(self, optimizer)
+            result = original(self, optimizer)
+        _publish(optimizer)
+        return result
 
     return method
+
+
+def _published(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives all processes the values of variables that their owners have replaced by moving averages."""
+
+    def finalize_variable_values(self: Any, var_list: Any) -> Any:
+        result = original(self, var_list)
+        if self.use_ema:
+            _publish(self)
+        return result
+
+    return finalize_variable_values
+
+
+def _publish(optimizer: Any) -> None:
+    for updating in contained([optimizer]):
+        extended = current_strategy.of_strategy(strategy_of(updating), DividesUpdates)
+        if extended is not None:
+            extended.publish(updating)
 
 
 def _of_own_accumulators(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""How variables are divided over servers: by bytes, large ones split by rows."""
+"""How variables are divided over servers or processes: by bytes, large ones split by rows."""
 
 from __future__ import annotations
 

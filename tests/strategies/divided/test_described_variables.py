@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from tfdist.model_parallel.device_scope import device_scope
-from tfdist.pipeline import described_variables
-from tfdist.pipeline.described_variables import ElsewhereError, allocate, describing, is_described, leave_to
 from tfdist.private.keras import tf_core
+from tfdist.strategies.divided import described_variables
+from tfdist.strategies.divided.described_variables import ElsewhereError, allocate, describing, is_described, leave_to
 
 described_variables.install()
 

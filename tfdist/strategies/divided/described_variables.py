@@ -1,8 +1,8 @@
-"""Variables that are described but not allocated, since a process allocates only those of its own stages.
+"""Variables that are described but not allocated, since a process allocates only those that it holds.
 
 Keras has such variables for models that are built while a function is traced: they know their shape, dtype and
 initializer, and each read makes the value anew by the initializer. Here variables stay described until the process
-knows which of them belong to its stages. Reading a variable of another stage is an error.
+knows which of them it holds. Reading a variable of another process is an error.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfdist.model_parallel.keras_placement_saving import DEVICE
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import backend, base_optimizer, symbolic_scope, tf_core, tf_optimizer
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies.devices import requested_device
+from tfdist.strategies.devices.requested_device import DEVICE
 
 _KEY = "_tfdist_key"
 """Attribute of a Keras or TensorFlow variable that was described: the key by which optimizers know the variable."""
@@ -78,9 +78,9 @@ class _RemoteInitializer:
 
     def error(self) -> ElsewhereError:
         return ElsewhereError(
-            f"the variable {self._variable.path} is held by {self._place}, not by this process. Compute with a model "
-            "in stages only by fit, evaluate, predict and the like; read and assign its weights only by get_weights, "
-            "set_weights, save and load_weights. Call each of these methods on all processes."
+            f"the variable {self._variable.path} is held by {self._place}, not by this process. Variables of other "
+            "processes are read and assigned by get_weights, set_weights, save and load_weights, and a model in stages "
+            "computes by fit, evaluate and predict: call each of these methods on all processes."
         )
 
 

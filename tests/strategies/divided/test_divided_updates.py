@@ -9,10 +9,11 @@ import pytest
 import tensorflow as tf
 
 from tfdist.engine.bridge import Bridge
-from tfdist.pipeline import keras_pipelines, stage_optimizers
-from tfdist.pipeline.described_variables import allocate, describing, is_elsewhere, leave_to
-from tfdist.pipeline.placement import slots_of
+from tfdist.pipeline import keras_pipelines
 from tfdist.private.keras import base_optimizer
+from tfdist.strategies.divided import divided_updates
+from tfdist.strategies.divided.described_variables import allocate, describing, is_elsewhere, leave_to
+from tfdist.strategies.divided.optimizer_slots import optimizer_variables
 from tfdist.strategies.keras import keras_seams
 
 keras_seams.install()
@@ -35,7 +36,7 @@ def test_updates_are_those_of_the_whole_model(name):
             optimizer = keras.optimizers.Adam(0.1, **OPTIONS[name])
             optimizer.build(variables)
         here = variables[1:] if parts else variables
-        for variable in [*variables, *slots_of(optimizer)]:
+        for variable in [*variables, *optimizer_variables(optimizer)]:
             is_anothers = parts and (variable is variables[0] or variable.path.startswith(f"adam/{variables[0].name}_"))
             leave_to(variable, "another") if is_anothers else allocate(variable)
         assert [is_elsewhere(variable) for variable in variables] == [parts, False]
@@ -52,12 +53,12 @@ def test_updates_are_those_of_the_whole_model(name):
 def test_a_weight_that_two_stages_hold_counts_once_in_a_norm(ranks, monkeypatch):
     """Two processes with one gradient each and one that both have."""
     thread_local = threading.local()
-    monkeypatch.setattr(stage_optimizers.current_strategy, "current", lambda ability: thread_local.stages)
+    monkeypatch.setattr(divided_updates.current_strategy, "current", lambda ability: thread_local.stages)
 
     def work(group):
-        thread_local.stages = types.SimpleNamespace(over_stages=Bridge(group))
+        thread_local.stages = types.SimpleNamespace(over_updaters=Bridge(group))
         gradients = [tf.constant([3.0, 4.0]), tf.constant([[1.0, 2.0], [2.0, 0.0 if group.rank else 4.0]])]
-        with stage_optimizers.gradient_shares([0.5, 1.0]):
+        with divided_updates.gradient_shares([0.5, 1.0]):
             return float(base_optimizer.global_norm(gradients))
 
     assert ranks(2)(work) == [pytest.approx((25 + 25 + 9) ** 0.5)] * 2
