@@ -9,6 +9,7 @@ from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rounds import LocalSGD, Settings
 from tfdist.local_sgd.rules import Averaging
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
+from tfdist.strategies.all_reduce.sharded_extended import ShardedExtended
 from tfdist.strategies.keras import keras_seams
 from tfdist.strategies.rounds.rounds_extended import RoundsExtended
 
@@ -32,6 +33,19 @@ class Ranked(tf.distribute.Strategy):
         keras_seams.install()
         compressor = None if compression is None else Compressor(compression, group.rank, group.size)
         super().__init__(AllReduceExtended(self, group, list(devices), compressor, **arguments))
+        self.rank = group.rank
+
+
+class RankedShards(tf.distribute.Strategy):
+    """As `tfdist.AllReduceStrategy(shard="optimizer")`, for any group.
+
+    Args:
+        group: the ranks.
+    """
+
+    def __init__(self, group):
+        keras_seams.install()
+        super().__init__(ShardedExtended(self, group, ["CPU:0"]))
         self.rank = group.rank
 
 

@@ -13,7 +13,7 @@ from tfdist.notices import notice
 from tfdist.optimizers.gradients import GradientAverager
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.strategies import current_strategy
-from tfdist.strategies.abilities import Ability, DataParallel, DelaysUpdates
+from tfdist.strategies.abilities import Ability, DataParallel, DealsVariables, DelaysUpdates
 from tfdist.strategies.keras.gradient_norms import GradientNorms, Noise
 from tfdist.strategies.keras.keras_optimizers import innermost
 
@@ -76,10 +76,11 @@ class _GradientStatistics(keras.callbacks.Callback):
         if extended is None or not extended.has_several_replicas:
             has_others(self)
             return None
-        is_late = isinstance(extended, DelaysUpdates)
-        if not extended.synchronizes_steps or extended.compressor is not None or is_late:
+        lacks_sums = isinstance(extended, (DelaysUpdates, DealsVariables))
+        if not extended.synchronizes_steps or extended.compressor is not None or lacks_sums:
             raise ValueError(
-                f"{name} needs a strategy that sums gradients in each step, without compression and without a delay"
+                f"{name} needs a strategy that sums gradients in each step on all processes, without compression, "
+                "delay and shard=…"
             )
         return extended
 

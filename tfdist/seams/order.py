@@ -38,6 +38,7 @@ _INNER_TO_OUTER = (
     "strategies.divided.described_variables",
     "pipeline.model_steps",
     "strategies.divided.divided_updates",
+    "strategies.all_reduce.keras_sharded",
     "pipeline.keras_pipelines",
     "model_parallel.placed_variables",
     "model_parallel.keras_placement",

@@ -12,6 +12,7 @@ extends. If it lacks an ability, the seams that require the ability do what Kera
 | `TrainsInRounds` | optimizers, whose weights are exchanged after some steps; the end of epochs, `evaluate` |
 | `ElasticMembership` | the beginning and end of `fit` and of epochs, which processes may reach at different times |
 | `DividesUpdates` | optimizers, whose variables are on several processes; loading |
+| `DealsVariables` | optimizers: each process updates the variables that are dealt to it; `compile`, loading |
 | `HasStages` | steps of `fit`, `evaluate` and `predict`, weights, optimizers: a process holds a part of the model |
 
 `TrainsInRounds` and `ElasticMembership`, which are `DataParallel` as well, are in `round_abilities.py`.
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tfdist.engine.bridge import Bridge
     from tfdist.engine.exchange import Exchange
     from tfdist.engine.group import ProcessGroup
+    from tfdist.engine.owned import Owned
     from tfdist.parameter_server.dealing.epochs import SharedEpochs
     from tfdist.parameter_server.dealing.plan import Plan
     from tfdist.parameter_server.dealing.stream_reader import Stream
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from tfdist.parameter_server.tables.row_cache import CachePolicy
     from tfdist.strategies.all_reduce.delayed_sums import DelayedSums
     from tfdist.strategies.data.shares import Shares
+    from tfdist.strategies.divided.dealing import Dealing
     from tfdist.strategies.keras.gradient_norms import GradientNorms
     from tfdist.strategies.servers.server_link import Link
     from tfdist.strategies.stopping import Stopping
@@ -391,6 +394,49 @@ class DividesUpdates(DataParallel):
 
         Args:
             optimizer: Keras optimizer that updates the variables.
+        """
+
+
+class DealsVariables(DividesUpdates):
+    """A strategy that deals the variables of each optimizer to its processes, of which all hold the whole model.
+
+    Attributes:
+        owned: collectives of variables that are dealt to one process each.
+    """
+
+    owned: Owned
+
+    @abc.abstractmethod
+    def deal(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Deals the variables of an optimizer, before it makes its own variables.
+
+        Args:
+            optimizer: a Keras optimizer.
+            variables: variables that it will update.
+        """
+
+    @abc.abstractmethod
+    def dealing(self, optimizer: Any) -> Dealing | None:
+        """Returns how the variables of an optimizer are dealt; None if each process updates all of them.
+
+        Args:
+            optimizer: a Keras optimizer.
+        """
+
+    @abc.abstractmethod
+    def ready(self, optimizer: Any) -> Dealing | None:
+        """Returns `dealing`, after allocating the variables of a built optimizer that this process holds.
+
+        Args:
+            optimizer: a Keras optimizer.
+        """
+
+    @abc.abstractmethod
+    def place(self, model: Any) -> None:
+        """Allocates the variables that this process holds of a model's optimizers.
+
+        Args:
+            model: a Keras model.
         """
 
 

@@ -25,6 +25,7 @@ from tfdist.strategies.all_reduce import keras_delayed  # noqa: E402
 from tfdist.strategies.all_reduce.delayed_extended import DelayedExtended  # noqa: E402
 from tfdist.strategies.all_reduce.extended import AllReduceExtended  # noqa: E402
 from tfdist.strategies.all_reduce.processes import Processes  # noqa: E402
+from tfdist.strategies.all_reduce.sharded_extended import ShardedExtended  # noqa: E402
 
 log = logging.getLogger("tfdist")
 
@@ -89,12 +90,18 @@ class AllReduceStrategy(Processes):
         float32_sums: whether gradients of half precision (float16, bfloat16) are summed in float32 and then rounded, so
             that the sum of many replicas is rounded once; they take twice the traffic. Only models whose variables are
             of half precision have such gradients: under Keras's mixed precision they are float32.
+        shard: ``"optimizer"`` divides the optimizer's variables among the processes (ZeRO-1). Each process gets the
+            sums of some gradients, updates those weights, and sends them to the others; results are the same, and the
+            traffic is that of an all-reduce. Whole weights are dealt, the largest first, so the memory that it saves
+            depends on their sizes. All processes then call `save`, `save_weights` and the like, since each has a part
+            of the optimizer's state; files are the same as without. By default each process has all variables. For one
+            device in each process, without compression and ``delay``.
 
     Raises:
         MismatchError: processes have different numbers of devices, algorithms or compression.
         TypeError: ``compression`` is not a method, a schedule or a policy; or ``group`` is not a `tfdist.Group`.
-        ValueError: a device does not exist, or is named twice; there is no such algorithm; or ``delay`` is not 0 or 1,
-            or is 1 with several devices.
+        ValueError: a device does not exist, or is named twice; there is no such algorithm; ``delay`` is not 0 or 1;
+            ``shard`` is not None or ``"optimizer"``; or one of the two is given with what it does not work with.
         RuntimeError: TensorFlow already uses GPUs that other processes should get; or the machine has TPUs and no GPU,
             and ``devices`` is not given.
         CalibrationError: `TFDIST_CALIBRATION` names a file that was made on another machine.
@@ -117,8 +124,10 @@ class AllReduceStrategy(Processes):
         cpu_relocation: bool = False,
         delay: int = 0,
         float32_sums: bool = False,
+        shard: str | None = None,
     ) -> None:
         algorithms.check(algorithm)
+        _check_shard(shard, compression, delay)
         if not isinstance(delay, int) or delay not in (0, 1):
             raise ValueError(f"AllReduceStrategy(delay=…) must be 0 or 1 steps; got {delay!r}")
         policy.as_policy(compression)  # raises its errors before waiting for other processes
@@ -138,9 +147,10 @@ class AllReduceStrategy(Processes):
             tables = beside_all_reduce.tables(cluster, engine_group, timeouts)
         home = "CPU:0" if cpu_relocation else None
         options = compressor, check_weights, not sum_sparse_rows, tables, home, float32_sums
-        if delay and len(chosen) > 1:
-            raise ValueError(f"AllReduceStrategy(delay=1) needs one device in each process; got {chosen}")
-        made = DelayedExtended if delay else AllReduceExtended
+        for name, is_given in (("delay=1", delay), (f"shard={shard!r}", shard)):
+            if is_given and len(chosen) > 1:
+                raise ValueError(f"AllReduceStrategy({name}) needs one device in each process; got {chosen}")
+        made = ShardedExtended if shard else DelayedExtended if delay else AllReduceExtended
         super().__init__(made(self, engine_group, chosen, *options))
 
     def settle(self, model: keras.Model) -> None:
@@ -153,3 +163,11 @@ class AllReduceStrategy(Processes):
         """
         if isinstance(self.extended, DelaysUpdates):
             keras_delayed.settle(model, self.extended)
+
+
+def _check_shard(shard: str | None, compression: object, delay: int) -> None:
+    if shard not in (None, "optimizer"):
+        raise ValueError(f"AllReduceStrategy(shard=…) must be None or 'optimizer'; got {shard!r}")
+    for name, is_given in (("compression=", compression is not None), ("delay=1", bool(delay))):
+        if shard and is_given:
+            raise ValueError(f"AllReduceStrategy: shard={shard!r} does not work with {name}; leave out one of the two")

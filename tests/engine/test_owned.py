@@ -1,0 +1,108 @@
+"""Tensors that one process each owns: sums go to the owners, and values to all."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.engine import buckets
+from tfdist.engine.owned import Owned
+from tfdist.errors import MismatchError
+
+SHAPES = [(3, 2), (), (5,), (0,), (4, 1, 2)]
+NAMES = [f"tensor {place}" for place in range(len(SHAPES))]
+
+
+def values_of(rank, dtype="float32"):
+    generator = np.random.default_rng(rank)
+    return [np.asarray(generator.integers(-9, 9, shape)).astype(dtype) for shape in SHAPES]
+
+
+def eagerly(function, tensors):
+    return [value.numpy() for value in function([tf.constant(tensor) for tensor in tensors])]
+
+
+def in_a_graph(function, tensors):
+    return [value.numpy() for value in tf.function(function)([tf.constant(tensor) for tensor in tensors])]
+
+
+def sums(group, call, owners, dtype="float32", weight=None):
+    own = [place for place, owner in enumerate(owners) if owner == group.rank]
+    summed = call(
+        lambda tensors: Owned(group).sums(tensors, owners, NAMES, None if weight is None else weight(group.rank)),
+        values_of(group.rank, dtype),
+    )
+    assert len(summed) == len(own)
+    return dict(zip(own, summed, strict=True))
+
+
+OWNERS = [(0, 1, 1, 0, 1), (1, 0, 1, 0, 0), (1, 1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize("call", [eagerly, in_a_graph])
+@pytest.mark.parametrize("owners", OWNERS)
+def test_each_owner_gets_its_sums(ranks, call, owners):
+    results = ranks(2)(functools.partial(sums, call=call, owners=owners))
+    together = {place: value for rank in results for place, value in rank.items()}
+    for place, (first, second) in enumerate(zip(values_of(0), values_of(1), strict=True)):
+        assert together[place].shape == first.shape
+        np.testing.assert_array_equal(together[place], first + second)
+
+
+@pytest.mark.parametrize("limits", [(16 << 20, 1 << 20), (24, 16), (1, 1)])
+def test_sums_of_three_ranks_are_right_in_buckets_of_any_size(ranks, monkeypatch, limits):
+    plan = functools.partial(buckets.plan, limit=limits[0], alone=limits[1])
+    monkeypatch.setattr("tfdist.engine.owned.buckets.plan", plan)
+    owners = (2, 0, 2, 1, 0)
+
+    def work(group):
+        summed = sums(group, in_a_graph, owners, "float64", weight=lambda rank: tf.constant(0.5 * rank, tf.float64))
+        values = [
+            tf.constant(summed[place]) if place in summed else tf.TensorSpec(shape, tf.float64)
+            for place, shape in enumerate(SHAPES)
+        ]
+        taken = iter(Owned(group).gathered(values, owners, NAMES))
+        return [summed[place] if place in summed else next(taken).numpy() for place in range(len(SHAPES))]
+
+    everyone = ranks(3)(work)
+    expected = [0.5 * one + two for one, two in zip(values_of(1, "float64"), values_of(2, "float64"), strict=True)]
+    for results in everyone:
+        for value, summed in zip(results, expected, strict=True):
+            assert value.shape == summed.shape
+            np.testing.assert_array_equal(value, summed)
+
+
+def test_values_without_weight_count_as_zero_even_if_not_finite(ranks):
+    def work(group):
+        weight = tf.constant(float(group.rank), tf.float64)
+        tensor = tf.constant([np.nan, np.inf] if group.rank == 0 else [1.0, 2.0])
+        return [value.numpy().tolist() for value in Owned(group).sums([tensor], [0], ["w"], weight)]
+
+    assert ranks(2)(work) == [[[1.0, 2.0]], []]
+
+
+def test_dtypes_travel_apart(ranks):
+    dtypes = ["float16", "bfloat16", "float64"]
+
+    def work(group):
+        tensors = [tf.cast(tf.fill([2], group.rank + 1.0), dtype) for dtype in dtypes]
+        return [(value.dtype.name, value.numpy().astype("float64").tolist()) for value in
+                Owned(group).sums(tensors, [0, 0, 0], dtypes)]  # fmt: skip
+
+    assert ranks(2)(work)[0] == [(dtype, [3.0, 3.0]) for dtype in dtypes]
+
+
+def test_inputs_are_not_written(ranks):
+    def work(group):
+        tensor = tf.constant([1.0, 2.0, 3.0])
+        Owned(group).sums([tensor], [1], ["w"], tf.constant(0.25, tf.float64))
+        Owned(group).gathered([tensor if group.rank else tf.TensorSpec([3])], [1], ["w"])
+        return tensor.numpy().tolist()
+
+    assert ranks(2)(work) == [[1.0, 2.0, 3.0]] * 2
+
+
+def test_different_owners_are_an_error(ranks):
+    with pytest.raises(MismatchError):
+        ranks(2)(lambda group: Owned(group).sums([tf.zeros([2])], [group.rank], ["w"]))

@@ -1,0 +1,242 @@
+"""`AllReduceStrategy(shard="optimizer")` against plain Keras; a check for each name in TEST_CASES."""
+
+import os
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from checking import run_checks
+from common import Gan, Interrupts, assert_alike, assert_close, stepping
+
+import tfdist
+
+FOLDER = sys.argv[1]
+ROWS, BATCH = 46, 10  # a last batch of 6 rows
+
+tfdist.init()
+rank, size = tfdist.rank(), tfdist.size()
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+generator = np.random.default_rng(0)
+X = np.concatenate([generator.normal(size=(ROWS, 5)), generator.integers(0, 7, (ROWS, 2))], axis=1)
+Y = generator.normal(size=(ROWS, 3))
+
+OPTIMIZERS = {
+    "averages": lambda: keras.optimizers.AdamW(
+        0.01, weight_decay=0.1, global_clipnorm=0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3
+    ),
+    "accumulated": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, clipnorm=0.1),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=256.0, dynamic_growth_steps=3
+    ),
+    "factored": lambda: keras.optimizers.Adafactor(0.01),
+}
+MORE = {
+    "plain": lambda: keras.optimizers.SGD(0.1),
+    "nesterov": lambda: keras.optimizers.Nadam(0.01),
+    "centered": lambda: keras.optimizers.RMSprop(0.01, centered=True, momentum=0.5),
+    "layers": lambda: keras.optimizers.Lamb(0.01),
+    "signs": lambda: keras.optimizers.Lion(0.01),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "averaged": lambda: keras.optimizers.Adam(0.01, use_ema=True, gradient_accumulation_steps=2),
+}
+if hasattr(keras.optimizers, "Muon"):
+    MORE["muon"] = lambda: keras.optimizers.Muon(0.01)
+
+
+def strategy(**arguments):
+    return tfdist.AllReduceStrategy(**{"devices": ["CPU:0"], "shard": "optimizer", **arguments})
+
+
+def network():
+    """Dense layers, a constraint, and an embedding, whose gradients are sparse rows."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((7,))
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(7, 4, name="words")(inputs[:, 5:]))
+    hidden = keras.layers.Dense(6, activation="tanh", kernel_constraint=keras.constraints.MaxNorm(1.0))(inputs[:, :5])
+    return keras.Model(inputs, keras.layers.Dense(3, name="out")(keras.layers.Concatenate()([embedded, hidden])))
+
+
+def compiled(optimizer, made=None):
+    with (made or tf.distribute.get_strategy()).scope():
+        model = network()
+        model.compile(optimizer(), "mse")
+    return model
+
+
+def fit(model, epochs=2, **how):
+    return model.fit(X, Y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **how).history["loss"]
+
+
+def assert_as_plain(model, optimizer, losses, epochs=2, **how):
+    """All ranks have the same weights, which are those of plain Keras; one rank trains that."""
+    assert_alike(model)
+    if rank == 0:
+        plain = compiled(optimizer)
+        np.testing.assert_allclose(losses, fit(plain, epochs, **how), rtol=1e-6)
+        assert_close(model, plain.get_weights())
+    tfdist.barrier()
+
+
+def held(optimizer):
+    return sum(int(np.prod(variable.shape)) for variable in optimizer.variables if variable._value is not None)
+
+
+def equal(optimizers=OPTIMIZERS):
+    made = strategy()
+    for optimizer in optimizers.values():
+        model = compiled(optimizer, made)
+        assert_as_plain(model, optimizer, fit(model))
+
+
+def sweep():
+    equal(MORE)
+    for how in ({"run_eagerly": True}, {"steps_per_execution": 2}, {"jit_compile": True}):
+        model = compiled(keras.optimizers.Adam, strategy())
+        model.compile(model.optimizer, "mse", **how)
+        assert_as_plain(model, keras.optimizers.Adam, fit(model))
+
+
+def memory():
+    """Each rank holds Adam's variables of its own weights, whose sizes are nearly equal."""
+    model = compiled(keras.optimizers.Adam, strategy())
+    fit(model, 1)
+    counts = [int(count) for count in tfdist.all_gather(tf.constant([held(model.optimizer)]))]
+    everything = sum(int(np.prod(variable.shape)) for variable in model.optimizer.variables)
+    assert sum(counts) == everything + 2 * (size - 1), (counts, everything)  # the rate and the number of updates
+    largest = 2 * max(int(np.prod(weight.shape)) for weight in model.weights)
+    assert max(counts) <= everything / size + largest + 2, counts
+    other = next(variable for variable in model.optimizer.variables if variable._value is None)
+    with pytest.raises(RuntimeError, match=r"is held by rank \d, not by this process"):
+        other.numpy()
+
+
+def saved():
+    """Files are those of plain Keras, both ways, and training goes on with the optimizer's state."""
+    path = os.path.join(FOLDER, f"model-{size}.keras")
+    made, optimizer = strategy(), lambda: keras.optimizers.Adam(0.01, use_ema=True)
+    model = compiled(optimizer, made)
+    fit(model)
+    model.save(path)
+    tfdist.barrier()
+    if rank == 0:
+        plain, file = compiled(optimizer), keras.models.load_model(path)
+        fit(plain)
+        for variable, other in zip(plain.optimizer.variables, file.optimizer.variables, strict=True):
+            np.testing.assert_allclose(other.numpy(), variable.numpy(), rtol=0, atol=1e-9, err_msg=variable.path)
+        plain.save(path.replace("model", "plain"))
+    tfdist.barrier()
+    with made.scope():
+        models = [model, keras.models.load_model(path), keras.models.load_model(path.replace("model", "plain"))]
+    models.append(compiled(optimizer, made))
+    with made.scope():
+        models[-1].optimizer.build(models[-1].trainable_variables)
+    model.save_weights(path.replace(".keras", ".weights.h5"))
+    models[-1].load_weights(path.replace(".keras", ".weights.h5"))
+    for other in models:
+        fit(other, 1)
+        assert_alike(other)
+        assert_close(other, model.get_weights())
+    assert held(models[1].optimizer) == held(models[3].optimizer) == held(model.optimizer)
+
+
+def restarted():
+    place = os.path.join(FOLDER, f"backup-{size}")
+    with pytest.raises(KeyError, match="interrupted"):
+        fit(
+            compiled(keras.optimizers.Adam, strategy()),
+            3,
+            callbacks=[keras.callbacks.BackupAndRestore(place), Interrupts(2)],
+        )
+    tfdist.barrier()
+    model = compiled(keras.optimizers.Adam, strategy())
+    fit(model, 3, callbacks=[keras.callbacks.BackupAndRestore(place)])
+    assert_alike(model)
+    if rank == 0:
+        plain = compiled(keras.optimizers.Adam)
+        fit(plain, 3)
+        assert_close(model, plain.get_weights())
+    tfdist.barrier()
+
+
+def callbacks():
+    """Those that swap, keep and write weights, with validation."""
+
+    def optimizer():
+        return keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.5)
+
+    def given(name):
+        path = os.path.join(FOLDER, f"{name}-{size}.keras")
+        return [
+            keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+            keras.callbacks.ModelCheckpoint(path, monitor="val_loss", save_best_only=True),
+            keras.callbacks.EarlyStopping(patience=1, restore_best_weights=True),
+        ]
+
+    def how(name):
+        return {"callbacks": given(name), "validation_data": (X[:9], Y[:9])}
+
+    model = compiled(optimizer, strategy())
+    losses = fit(model, 3, **how("sharded"))
+    assert_as_plain(model, optimizer, losses, 3, **(how("plain") if rank == 0 else {}))
+    if rank == 0:
+        models = [
+            keras.models.load_model(os.path.join(FOLDER, f"{name}-{size}.keras")) for name in ("sharded", "plain")
+        ]
+        assert_close(models[0], models[1].get_weights())
+    tfdist.barrier()
+
+
+def loops():
+    """Steps of one's own: two optimizers, `Strategy.run`, and layers that are frozen after some updates."""
+    made = strategy()
+    with made.scope():
+        gan = Gan()
+        gan.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.01, momentum=0.9))
+        gan.build((None, 5))
+    gan.fit(X[:, :5], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    assert_alike(gan)
+    model = compiled(lambda: keras.optimizers.SGD(0.1, momentum=0.9), made)
+    step = stepping(made, model)
+    for _ in range(3):
+        step(tf.constant(X[:8]), tf.constant(Y[:8]))
+    assert_alike(model)
+    before = model.get_layer("out").kernel.numpy()
+    for layer in model.layers:
+        layer.trainable = layer.name == "out"
+    model.compile(model.optimizer, "mse")
+    fit(model, 1)
+    assert_alike(model)
+    assert (model.get_layer("out").kernel.numpy() != before).all()
+
+
+def refused():
+    for arguments, message in (
+        ({"shard": "weights"}, "must be None or 'optimizer'; got 'weights'"),
+        ({"delay": 1}, "does not work with delay=1"),
+        ({"compression": tfdist.compression.Int8()}, "does not work with compression="),
+        ({"devices": ["CPU:0", "CPU:1"]}, "needs one device in each process"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            strategy(**arguments)
+    with pytest.raises(ValueError, match="shard="):
+        fit(compiled(keras.optimizers.SGD, strategy()), callbacks=[tfdist.callbacks.GradientNoiseScale()])
+
+
+def mismatched():
+    strategy(shard="optimizer" if rank else None)
+
+
+def endless():
+    """Trains until it is killed."""
+    model = compiled(keras.optimizers.Adam, strategy())
+    fit(model, 1)
+    print("READY", flush=True)
+    fit(model, 10**6)
+
+
+run_checks(globals(), lambda: keras.backend.set_floatx("float64"))
+tfdist.barrier()

@@ -1,0 +1,66 @@
+"""Updates of which each process makes its own; `tests/multiprocess/test_sharded_optimizer.py` has `fit`."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.strategies.ranked import RankedShards, in_step
+from tfdist.strategies.keras import keras_seams
+
+SHAPES = [(3, 2), (2,), (4, 3), (5, 2)]
+ROWS = (3, 1)
+
+
+def gradients_of(rank, step):
+    generator = np.random.default_rng(10 * step + rank)
+    dense = [tf.constant(generator.normal(size=shape).astype("float32")) for shape in SHAPES[:-1]]
+    rows = generator.normal(size=(2, 2)).astype("float32")
+    return [*dense, tf.IndexedSlices(tf.constant(rows), tf.constant([rank, 3]), tf.constant([5, 2]))]
+
+
+def together(step):
+    """The mean of both ranks' gradients, weighted by their rows."""
+    pairs = zip(*(gradients_of(rank, step) for rank in range(2)), strict=True)
+    shares = [rows / sum(ROWS) for rows in ROWS]
+    means = []
+    for first, second in pairs:
+        if isinstance(first, tf.IndexedSlices):
+            values = tf.concat([first.values * shares[0], second.values * shares[1]], 0)
+            means.append(tf.IndexedSlices(values, tf.concat([first.indices, second.indices], 0), first.dense_shape))
+        else:
+            means.append(first * shares[0] + second * shares[1])
+    return means
+
+
+OPTIMIZERS = {
+    "clipped": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5, weight_decay=0.01),
+    "averaged": lambda: keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+    "factored": lambda: keras.optimizers.Adafactor(0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_are_those_of_one_process(ranks, name):
+    def variables():
+        return [keras.Variable(np.full(shape, 1.0, "float32")) for shape in SHAPES]
+
+    def work(group):
+        strategy = RankedShards(group)
+        with strategy.scope():
+            trained, optimizer = variables(), OPTIMIZERS[name]()
+            optimizer.build(trained)
+        for step in range(4):
+            given = gradients_of(group.rank, step)
+            in_step(strategy, ROWS[group.rank], sum(ROWS), optimizer.apply, given, trained)
+        return [variable.numpy() for variable in trained]
+
+    keras_seams.install()
+    plain, optimizer = variables(), OPTIMIZERS[name]()
+    optimizer.build(plain)
+    for step in range(4):
+        optimizer.apply(together(step), plain)
+    first, second = ranks(2)(work)
+    for here, there, variable in zip(first, second, plain, strict=True):
+        np.testing.assert_array_equal(here, there)
+        np.testing.assert_allclose(here, variable.numpy(), rtol=0, atol=2e-6)

@@ -1,0 +1,203 @@
+"""Seams of Keras for a strategy that deals the variables of each optimizer to its processes (ZeRO-1).
+
+In each step every process gets the sums of the gradients of its own variables (reduce-scatter), updates them, and gets
+the values of the others from their owners (all-gather).
+
+References:
+    Rajbhandari et al., ZeRO: Memory optimizations toward training trillion parameter models, 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.engine import precision
+from tfdist.private import tensorflow as private
+from tfdist.private.keras import base_optimizer, saving_lib, tf_optimizer
+from tfdist.private.optimizers import apply_count, strategy_of, variables_of
+from tfdist.seams.once import Once
+from tfdist.seams.registry import replace
+from tfdist.seams.trainer import TrainerCall
+from tfdist.strategies import current_strategy, keras_hooks
+from tfdist.strategies.abilities import DealsVariables
+from tfdist.strategies.divided import described_variables, divided_updates
+from tfdist.strategies.divided.dealing import Dealing
+from tfdist.strategies.keras import keras_optimizers, keras_variables
+
+
+@Once
+def install() -> None:
+    """Installs the seams, once."""
+    described_variables.install()
+    divided_updates.install()
+    keras_hooks.add(Placed)
+    replace(base_optimizer.BaseOptimizer, "build", _dealt)
+    replace(base_optimizer.BaseOptimizer, "add_variable", _described)
+    replace(tf_optimizer.TFOptimizer, "add_variable_from_reference", _with_its_variable)
+    replace(base_optimizer.BaseOptimizer, "_backend_apply_gradients", _by_owners)
+    replace(saving_lib, "_load_state", _placed_before_loading)
+
+
+class Placed(keras_hooks.ModelHooks[DealsVariables]):
+    """Hooks that allocate the optimizers' variables of this process before steps are traced."""
+
+    ability = DealsVariables
+
+    def make_function(self, call: TrainerCall) -> None:
+        """Allocates the variables."""
+        self.extended.place(call.model)
+
+
+# The optimizer's variables.
+
+
+def _strategy_of(optimizer: Any) -> DealsVariables | None:
+    return current_strategy.of_strategy(strategy_of(optimizer), DealsVariables)
+
+
+def _dealt(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Deals the variables of an optimizer before it makes its own."""
+
+    def build(self: Any, variables: Any) -> Any:
+        extended = _strategy_of(self)
+        if extended is not None:
+            extended.deal(self, list(variables))
+        return original(self, variables)
+
+    return build
+
+
+def _described(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Only describes the variables of a dealt optimizer, of which most belong to other processes."""
+
+    def add_variable(self: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = _strategy_of(self)
+        if extended is None or extended.dealing(self) is None:
+            return original(self, *args, **kwargs)
+        with described_variables.describing():
+            return original(self, *args, **kwargs)
+
+    return add_variable
+
+
+def _with_its_variable(original: Callable[..., Any]) -> Callable[..., Any]:
+    def add_variable_from_reference(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        slot = original(self, reference_variable, *args, **kwargs)
+        extended = _strategy_of(self)
+        dealing = None if extended is None else extended.dealing(self)
+        if dealing is not None:
+            dealing.add_slot(slot, reference_variable)
+        return slot
+
+    return add_variable_from_reference
+
+
+def _placed_before_loading(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has each process read a file into the variables that it holds, if all read it; else the reader sends them."""
+
+    def _load_state(saveable: Any, *args: Any, **kwargs: Any) -> Any:
+        extended = current_strategy.of_model(saveable, DealsVariables) if isinstance(saveable, keras.Model) else None
+        if extended is None:
+            return original(saveable, *args, **kwargs)
+        extended.place(saveable)
+        if described_variables.can_assign():
+            return original(saveable, *args, **kwargs)
+        with described_variables.assigning(lambda variable, value: None):
+            return original(saveable, *args, **kwargs)
+
+    return _load_state
+
+
+# Updates.
+
+
+def _by_owners(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has each process update the variables that are dealt to it."""
+
+    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> Any:
+        extended = _strategy_of(self)
+        dealing = None if extended is None else extended.ready(self)
+        if extended is None or dealing is None or tf.distribute.get_replica_context() is None:
+            return original(self, grads, trainable_variables)
+        owners = [dealing.owner(variable) for variable in trainable_variables]
+        own = [place for place, owner in enumerate(owners) if owner == dealing.rank]
+        if keras_optimizers.are_summed():
+            sums = [grads[place] for place in own]
+        else:
+            sums = _own_sums(extended, list(grads), trainable_variables, owners, dealing.rank)
+        with keras_optimizers.summed_before(), divided_updates.gradient_shares([1.0] * len(own)):
+            original(self, sums, [trainable_variables[place] for place in own])
+        changed = variables_of(self) if self.use_ema else trainable_variables
+        steps = self.gradient_accumulation_steps
+        if not steps or self.use_ema:
+            publish(extended, dealing, changed)
+            return None
+
+        def published() -> tf.Tensor:
+            publish(extended, dealing, changed)
+            return tf.constant(True)
+
+        tf.cond((apply_count(self).value + 1) % steps == 0, published, lambda: tf.constant(False))
+        return None
+
+    return _backend_apply_gradients
+
+
+def _own_sums(
+    extended: DealsVariables, gradients: list[Any], variables: Sequence[Any], owners: Sequence[int], rank: int
+) -> list[Any]:
+    """Returns the sums over processes of the gradients of this process's own variables.
+
+    Rows of sparse gradients are gathered on all processes.
+    """
+    sharing = current_strategy.sharing()
+    weight = None if sharing is None else sharing.shares.weight()
+    replica = tf.distribute.get_replica_context()
+    sums: dict[int, Any] = {}
+    dense = []
+    for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+        if isinstance(gradient, tf.IndexedSlices):
+            options = private.WeighedOptions((None,), weight)
+            sums[place] = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradient], options)[0]
+            continue
+        gradient = gradients[place] = tf.convert_to_tensor(gradient)
+        if tf.is_symbolic_tensor(gradient):
+            gradient.set_shape(variable.shape)
+        dense.append(place)
+    dense.reverse()  # the last layer's gradient is ready first
+    given = [gradients[place] for place in dense]
+    terms = precision.widened(given) if extended.float32_sums else given
+    names = [_name(variables[place]) for place in dense]
+    own = [place for place in dense if owners[place] == rank]
+    totals = extended.owned.sums(terms, [owners[place] for place in dense], names, weight) if terms else []
+    sums.update(zip(own, precision.narrowed(totals, [gradients[place] for place in own]), strict=True))
+    return [sums[place] for place, owner in enumerate(owners) if owner == rank]
+
+
+def publish(extended: DealsVariables, dealing: Dealing, variables: Sequence[Any]) -> None:
+    """Sends the values of variables from their owners to all processes; in a replica or outside of all, eagerly.
+
+    Args:
+        extended: the strategy's `extended`.
+        dealing: how the variables are dealt.
+        variables: Keras variables.
+    """
+    owners = [dealing.owner(variable) for variable in variables]
+    values = [
+        tf.convert_to_tensor(keras_variables.copy_of(variable))
+        if owner == dealing.rank
+        else tf.TensorSpec(variable.shape, tf.as_dtype(variable.dtype))
+        for variable, owner in zip(variables, owners, strict=True)
+    ]
+    taken = extended.owned.gathered(values, owners, [_name(variable) for variable in variables])
+    others = [variable for variable, owner in zip(variables, owners, strict=True) if owner != dealing.rank]
+    for variable, value in zip(others, taken, strict=True):
+        keras_variables.copy_of(variable).assign(value, read_value=False)
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", variable.name))
