@@ -86,7 +86,8 @@ def trained(case, strategy=None):
             optimizer, metric = keras.optimizers.Adam(0.01, global_clipnorm=0.3, epsilon=1e-3), "accuracy"
         else:
             optimizer, metric = keras.optimizers.Adam(0.01, global_clipnorm=0.3), "mse"
-        model.compile(optimizer, loss, weighted_metrics=[metric])
+        # Plain Keras is eager, as it would trace longer than it trains.
+        model.compile(optimizer, loss, weighted_metrics=[metric], run_eagerly=strategy is None)
     x, y, weights = data()
     if case.startswith("masked"):
         weights = None

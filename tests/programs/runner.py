@@ -20,10 +20,17 @@ from pathlib import Path
 
 import keras  # noqa: F401
 import numpy as np
+import tensorflow as tf
 
 HERE = Path(__file__).parent
 SECONDS = 240
 """After which a program that has not ended prints where each thread stands, and the process ends."""
+
+
+PLAIN_EAGERLY = "compute_loss_override custom_train_step fine_tuning keras_tuner_search own_metrics".split()
+PLAIN_EAGERLY += "step_in_a_function stopping_early train_on_batch vae".split()
+"""Programs whose plain Keras is eager, as it would trace longer than it trains. The others take as long, or
+have other random numbers or roundings in a graph."""
 
 
 def as_json(value):
@@ -50,6 +57,7 @@ def main(names):
     out = Path(os.environ["TEST_FOLDER"]) if "TEST_FOLDER" in os.environ else None
     for name in names:
         print("PROGRAM", name, flush=True)
+        tf.config.run_functions_eagerly(os.environ.get("TEST_PLAIN") == "1" and name in PLAIN_EAGERLY)
         begun = time.process_time()
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         try:

@@ -1,6 +1,7 @@
 """A server on each host, synchronous on both levels, against one process with the global batch; unequal shares.
 
-Each case is trained by plain Keras first, in the same process. See `tests/multiprocess/test_hierarchy.py`.
+Each case is trained by plain Keras first, in the same process, and eagerly, as it would trace longer than it trains.
+See `tests/multiprocess/test_hierarchy.py`.
 """
 
 import json
@@ -56,9 +57,10 @@ class Slower(keras.callbacks.Callback):
             self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
 
 
-def train(make, x, y, batch_size, callback):
+def train(make, x, y, batch_size, callback, run_eagerly=False):
     keras.utils.set_random_seed(7)
     model = make()
+    model.run_eagerly = run_eagerly
     model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
     model.evaluate(x, y, verbose=0)
     model.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0)
@@ -73,7 +75,8 @@ class HalvesAlone(Slower):
 
 results = {}
 for name, (make, x) in CASES.items():
-    expected = [weight.astype("float64") for weight in train(make, x, Y, GLOBAL, HalvesAlone()).get_weights()]
+    plain = train(make, x, Y, GLOBAL, HalvesAlone(), run_eagerly=True)
+    expected = [weight.astype("float64") for weight in plain.get_weights()]
     with strategy.scope():
         model = train(make, own_rows(x), own_rows(Y), OWN[worker], Slower())
     weights = model.get_weights()

@@ -1,7 +1,8 @@
 """Synchronous steps on parameter servers against one process with the global batch; two workers, unequal shares.
 
-Each case is trained by plain Keras first, in the same process. The second worker computes on a device of its own, which
-stands in for a GPU. See `tests/multiprocess/test_parameter_server.py`.
+Each case is trained by plain Keras first, in the same process, and eagerly, as it would trace longer than it trains.
+The second worker computes on a device of its own, which stands in for a GPU. See
+`tests/multiprocess/test_parameter_server.py`.
 """
 
 import json
@@ -104,9 +105,10 @@ CASES = {
 }
 
 
-def train(make, x, y, batch_size):
+def train(make, x, y, batch_size, run_eagerly=False):
     keras.utils.set_random_seed(7)
     model = make()
+    model.run_eagerly = run_eagerly
     model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
     return model
 
@@ -114,7 +116,7 @@ def train(make, x, y, batch_size):
 results = {}
 for name in os.environ["TEST_CASES"].split(","):
     make, x, y = CASES[name]
-    expected = [weight.astype("float64") for weight in train(make, x, y, GLOBAL).get_weights()]
+    expected = [weight.astype("float64") for weight in train(make, x, y, GLOBAL, run_eagerly=True).get_weights()]
     with strategy.scope():
         model = train(make, own_rows(x), own_rows(y), OWN[worker])
     weights = model.get_weights()

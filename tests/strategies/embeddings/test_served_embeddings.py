@@ -22,7 +22,7 @@ def embedded(strategy, optimizer, rows=ROWS, **options):
         table = keras.layers.Embedding(rows, DIM, **options)
         layers = [keras.layers.Input((8,), dtype="int64"), table, keras.layers.Flatten(), keras.layers.Dense(1)]
         model = keras.Sequential(layers)
-        model.compile(optimizer(), "mse")
+        model.compile(optimizer(), "mse", run_eagerly=strategy is None)
         return model
 
     if strategy is None:

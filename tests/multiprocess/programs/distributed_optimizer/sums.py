@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from world import X, Y, assert_alike, assert_equal, fit, make_model, rank, share, size
+from world import X, Y, assert_alike, assert_equal, fit, make_model, plain_model, rank, share, size
 
 import tfdist
 
@@ -34,7 +34,7 @@ def mixed():
     ):
         model = fit(make_model(scaled(keras.optimizers.SGD(0.1)), dtype="mixed_float16"), share(X), share(Y))
         plain = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)
-        assert_equal(model, fit(make_model(plain, dtype="mixed_float16"), X, Y), 5e-3)
+        assert_equal(model, fit(plain_model(plain, dtype="mixed_float16"), X, Y), 5e-3)
         assert_alike(model)
     variable = tf.Variable([1.0])
     optimizer = keras.optimizers.LossScaleOptimizer(tfdist.DistributedOptimizer(keras.optimizers.SGD(1.0)), 8.0)

@@ -5,7 +5,7 @@ import os
 import keras
 import numpy as np
 import tensorflow as tf
-from world import STEPS, X, Y, assert_equal, fit, make_model, rank, share, size
+from world import STEPS, X, Y, assert_equal, fit, make_model, plain_model, rank, share, size
 
 import tfdist
 
@@ -27,16 +27,16 @@ def ways():
     """Own optimizers, backward passes, schedules, and sums."""
     assert_equal(
         fit(make_model(tfdist.DistributedOptimizer(Halved(0.1))), share(X), share(Y)),
-        fit(make_model(Halved(0.1)), X, Y),
+        fit(plain_model(Halved(0.1)), X, Y),
     )
     accumulating = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3)
     passes = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), backward_passes_per_step=3)
-    assert_equal(fit(make_model(passes), share(X), share(Y)), fit(make_model(accumulating), X, Y))
+    assert_equal(fit(make_model(passes), share(X), share(Y)), fit(plain_model(accumulating), X, Y))
     rates = keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.5)
     scheduled = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(rates)))
     assert_equal(fit(scheduled, share(X), share(Y)), fit(make_model(keras.optimizers.SGD(rates)), X, Y))
     sums = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1 / size), average=False))
-    assert_equal(fit(sums, share(X), share(Y)), fit(make_model(keras.optimizers.SGD(0.1)), X, Y))
+    assert_equal(fit(sums, share(X), share(Y)), fit(plain_model(keras.optimizers.SGD(0.1)), X, Y))
     if os.environ.get("TEST_SWEEP"):
         further_ways()
 
@@ -49,7 +49,7 @@ def further_ways():
     assert_equal(fit(several, share(X), share(Y)), fit(make_model(keras.optimizers.Adam(0.1)), X, Y))
     rate = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.3 / (epoch + 1))]
     called = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)))
-    expected = fit(make_model(keras.optimizers.SGD(0.1)), X, Y, callbacks=rate)
+    expected = fit(plain_model(keras.optimizers.SGD(0.1)), X, Y, callbacks=rate)
     assert_equal(fit(called, share(X), share(Y), callbacks=rate), expected)
     if hasattr(keras.optimizers, "MultiOptimizer"):
         model = make_model(tfdist.DistributedOptimizer(of_several()))

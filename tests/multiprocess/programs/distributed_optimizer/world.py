@@ -42,6 +42,14 @@ def make_model(optimizer, dtype=None, units=6, **compiling):
     return model
 
 
+def plain_model(optimizer, **compiling):
+    """A reference: plain Keras, eagerly, as it would trace longer than it trains.
+
+    Not where a graph computes other bits in float32: powers, of schedules and of Adam.
+    """
+    return make_model(optimizer, run_eagerly=True, **compiling)
+
+
 def fit(model, x, y, **how):
     model.fit(x, y, **{"batch_size": len(x) // STEPS, "epochs": 2, "shuffle": False, "verbose": 0, **how})
     return model
