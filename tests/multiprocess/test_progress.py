@@ -19,11 +19,11 @@ def test_idle_silent_process_counts_as_hanging(command):
         harness.started(["-c", *command], 1) as processes,
         pytest.raises(AssertionError, match=r"ranks \{0\} hang: they stand still"),
     ):
-        processes.wait(still=3.0)
+        processes.wait(still=1.0)
 
 
-COMPUTES = "import time\nend = time.monotonic() + 5\nwhile time.monotonic() < end: pass"
-WRITES = "import time\nfor number in range(50): print(number); time.sleep(0.1)"
+COMPUTES = "import time\nend = time.monotonic() + 3\nwhile time.monotonic() < end: pass"
+WRITES = "import time\nfor number in range(30): print(number); time.sleep(0.1)"
 
 
 @pytest.mark.parametrize("command", [[COMPUTES], [WRITES], [IN_A_CHILD, COMPUTES]], ids=["computes", "writes", "child"])
@@ -36,7 +36,7 @@ def test_computing_or_writing_process_does_not_count_as_hanging(command):
 def test_a_command_that_hangs_is_ended():
     begin = time.monotonic()
     with pytest.raises(AssertionError, match="they stand still"):
-        harness.completed([sys.executable, "-c", "import time; print('begun'); time.sleep(600)"], {}, still=3.0)
+        harness.completed([sys.executable, "-c", "import time; print('begun'); time.sleep(600)"], {}, still=1.0)
     assert time.monotonic() - begin < harness.DEADLINE
 
 

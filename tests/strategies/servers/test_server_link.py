@@ -114,7 +114,7 @@ def test_steps_keep_no_memory():
         update = tf.function(lambda: chief.update(given, made))
 
         readings = []
-        for steps in (200, 400, 400, 400, 400, 400):
+        for steps in (100, 250, 250, 250, 250, 250):
             for _ in range(steps):
                 update()
             readings.append(resident())

@@ -71,7 +71,7 @@ def committed():
         place = os.path.join(FOLDER, f"committed-{compression is None}")
 
         def made(compression=compression):
-            optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1), compression)
+            optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), compression)
             return make_model(optimizer, units=300)
 
         expected = made()

@@ -163,9 +163,7 @@ def stateful_metrics():
     with strategy.scope():
         binary = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(1, activation="sigmoid")])
         binary.compile("sgd", "binary_crossentropy", metrics=["AUC", "Precision", "F1Score"])
-    results["binary"] = binary.fit(
-        X, (Y % 2).reshape(-1, 1), batch_size=32, epochs=1, shuffle=False, verbose=0
-    ).history  # fmt: skip
+    results["binary"] = binary.evaluate(X, (Y % 2).reshape(-1, 1), batch_size=32, verbose=0)
     return results
 
 
