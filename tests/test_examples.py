@@ -137,9 +137,10 @@ def test_quorum(run):
     assert last(r"val_accuracy: ([\d.]+)", run("quorum.py", 3)) > (0.9 if run.whole else 0.2)
 
 
-def test_pipeline_text():
+@pytest.mark.parametrize("processes", [2, sweep(4)])
+def test_pipeline_text(processes):
+    """In one pipeline, or in two beside each other, whose losses are the same."""
     command = [str(EXAMPLES / "pipeline_text.py"), "--steps", "10", "--sample", "2"]
-    match = re.search(
-        r"Perplexity of other modules: ([\d.]+) before training, ([\d.]+) after", harness.run(command, 4)[0].output
-    )
+    output = harness.run(command, processes)[0].output
+    match = re.search(r"Perplexity of other modules: ([\d.]+) before training, ([\d.]+) after", output)
     assert float(match[2]) < float(match[1]) / 3

@@ -120,7 +120,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", some(LAYERS, 3))
+@pytest.mark.parametrize("name", some(LAYERS, 4))
 def test_a_layer_that_is_called_on_two_devices_computes_on_both(name):
     keras.utils.set_random_seed(0)
     model = two_sequences(LAYERS[name]())

@@ -11,7 +11,7 @@ import pytest
 
 from tests.model_parallel.executed import executed, homes, places, train_step
 from tests.model_parallel.test_device_scope import MODELS, functional, sequential, two_sequences
-from tests.sweeps import some
+from tests.sweeps import some, sweep
 from tfdist.model_parallel import keras_placement_saving
 from tfdist.model_parallel.device_scope import device_scope
 
@@ -94,7 +94,7 @@ assert not any("tfdist" in name for name in sys.modules)
 """
 
 
-@pytest.mark.parametrize("make", [functional, sequential])
+@pytest.mark.parametrize("make", [functional, sweep(sequential)])
 def test_plain_keras_loads_placed_models(make, tmp_path):
     model = make()
     model.save(tmp_path / "model.keras")

@@ -51,7 +51,7 @@ def step_of(model, shapes, outputs):
 CASES = [*((name, "time") for name in MODELS), ("perceptron", "memory"), ("several", "flops")]
 
 
-@pytest.mark.parametrize(("name", "balance"), some(CASES))
+@pytest.mark.parametrize(("name", "balance"), some(CASES, 4, first=2))
 def test_stages_compute_on_their_devices_and_learn_the_same(name, balance):
     make, shapes, outputs = MODELS[name]
     keras.utils.set_random_seed(0)

@@ -21,11 +21,16 @@ OPTIMIZERS = re.findall(r'^    "(\w+)": \{', SOURCE, re.MULTILINE)
 IN_SWEEPS = [
     # Optimizers that update each weight by its gradient alone, as others do: where sums are right, they are.
     *(f"optimizer_{name}" for name in "RMSprop AdamW Adadelta Adagrad Adamax Nadam Ftrl Lion".split()),
+    # Updates of a variable by norms of its own, as Adafactor and Muon, too; what most other cases train with.
+    *("optimizer_Lamb", "optimizer_SGD"),
     # What programs (tests/programs) and other cases have, too.
     *"infinite_dataset steps_per_epoch initial_epoch class_weight learning_rate_schedule clipping_by_value".split(),
     *"clipping_that_does_nothing prediction_in_larger_executions small_table_with_rmsprop".split(),
     *"arrays_shuffled_with_a_seed sum_over_valid_steps".split(),
     *"generator several_inputs_and_outputs own_train_step mixed_bfloat16 weight_decay_and_ema".split(),
+    *"pydataset validation_split sample_weight train_on_batch mixed_float16 own_compute_loss".split(),
+    # What tests of callbacks and of loss scaling have, too.
+    *"batch_normalization_is_equal_on_all_ranks loss_scale_optimizer".split(),
     # One more layer, loss or kind of clipping, where others show what is the same for all.
     *"depthwise_convolution_without_samples recurrence_without_samples ctc_without_samples".split(),
     *"synchronized_normalization_without_samples words_and_positions gradient_noise_of_parts".split(),

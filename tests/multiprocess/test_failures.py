@@ -12,6 +12,7 @@ import keras
 import pytest
 
 from tests.multiprocess import harness
+from tests.sweeps import sweep
 
 TRAIN = [str(harness.PROGRAMS / "train.py")]
 DIE_AT_START = [str(harness.PROGRAMS / "die_at_start.py")]
@@ -25,7 +26,7 @@ def nothing_left():
     harness.assert_nothing_left()
 
 
-@pytest.mark.parametrize(("size", "rank"), [(2, 0), (2, 1), (3, 1)])
+@pytest.mark.parametrize(("size", "rank"), [(2, 0), sweep(2, 1), (3, 1)])
 def test_killed_rank_is_named(size, rank, tmp_path):
     checkpoint = tmp_path / "last.keras"
     settings = {"TEST_DO": "say", "TEST_STEP": "50", "TEST_EPOCHS": "1000", "TEST_CHECKPOINT": str(checkpoint)}

@@ -7,6 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.multiprocess import harness
 from tests.multiprocess.harness import tfdist
+from tests.sweeps import sweep
 
 PROGRAM = str(harness.PROGRAMS / "observed.py")
 
@@ -57,13 +58,14 @@ def test_reports_and_timeline_callbacks(tmp_path):
     check(json.loads((tmp_path / "timeline.json").read_text())["traceEvents"], 2)
 
 
-def test_timeline_of_a_script(tmp_path):
+@pytest.mark.parametrize("size", [2, sweep(3)])
+def test_timeline_of_a_script(size, tmp_path):
     out = tmp_path / "out.json"
-    ended = tfdist("run", "-n", "3", "--timeline", str(out), PROGRAM, TEST_FOLDER=str(tmp_path))
+    ended = tfdist("run", "-n", str(size), "--timeline", str(out), PROGRAM, TEST_FOLDER=str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     assert f"timeline in {out}; open it in https://ui.perfetto.dev" in ended.stderr
     events = json.loads(out.read_text())["traceEvents"]
-    assert {event["pid"] for event in events} == {0, 1, 2}
+    assert {event["pid"] for event in events} == set(range(size))
     assert [path.name for path in tmp_path.glob("out.json*")] == ["out.json"]
 
 

@@ -17,8 +17,8 @@ STEPS = 176
 
 
 EQUAL = [
-    *("momentum", "adamw", "clipnorm", "averages", "sparse adagrad", "mean"),
-    *map(sweep, ("sgd", "adam", "clipvalue", "schedule", "accumulation", "lamb", "sparse sgd")),
+    *("momentum", "adamw", "clipnorm", "sparse adagrad", "mean"),
+    *map(sweep, ("averages", "sgd", "adam", "clipvalue", "schedule", "accumulation", "lamb", "sparse sgd")),
     *map(sweep, ("steps", "sparse rmsprop", "constraints")),
 ]
 

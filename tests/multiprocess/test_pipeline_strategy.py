@@ -94,6 +94,8 @@ IN_SWEEPS = (
     *("weights_are_swapped_for_their_averages", "clipped_by_all_and_decayed", "pipelines_with_weights_of_samples"),
     *("several_outputs", "one_f_one_b_recomputing", "a_frozen_base", "zero_bubble_adam", "float16"),
     "interleaved_and_shuffled_with_a_seed",
+    "training_stops_in_the_middle_of_an_epoch",  # as pipelines beside each other do
+    "weights_of_samples_and_classes",  # as within one process, and as masks do
 )
 
 
@@ -144,7 +146,7 @@ def test_exception_on_one_rank_ends_the_other():
         assert "ERROR raising ValueError boom" in ended[1].output, processes.outputs()
 
 
-@pytest.mark.parametrize(("size", "rank"), [(2, 1), (3, 0)])
+@pytest.mark.parametrize(("size", "rank"), [sweep(2, 1), (3, 0)])
 def test_killed_rank_is_named(size, rank):
     with harness.started([str(FAULTS)], size, {"TEST_DO": "endless", "TEST_STAGES": str(size)}) as processes:
         processes.await_output(rank, "READY")

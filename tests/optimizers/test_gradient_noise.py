@@ -177,7 +177,7 @@ def inner_adam():
 
 
 @pytest.mark.parametrize(
-    "given", [{"ratio": 3.0, "structure": "trace", "seed": 5}, {"structure": "isotropic", "stddev": 0.1}]
+    "given", [{"ratio": 3.0, "structure": "trace", "seed": 5}, sweep({"structure": "isotropic", "stddev": 0.1})]
 )
 def test_loaded_optimizer_continues_with_equal_updates(given, tmp_path):
     model = fit(model_with(GradientNoise(inner_adam(), **given)))
@@ -292,11 +292,10 @@ EQUAL = {"structure": "isotropic", "stddev": 0.01}
 @pytest.mark.parametrize(
     ("make", "parts", "given"),
     [
-        (lambda: tfdist.LocalSGDStrategy(sync_every=2), 2, PARTLY),
-        (tfdist.GossipStrategy, 2, PARTLY),
-        (lambda: tfdist.AllReduceStrategy(delay=1), None, EQUAL),
+        sweep(lambda: tfdist.LocalSGDStrategy(sync_every=2), 2, PARTLY, id="local SGD"),
+        pytest.param(tfdist.GossipStrategy, 2, PARTLY, id="gossip"),
+        pytest.param(lambda: tfdist.AllReduceStrategy(delay=1), None, EQUAL, id="delay"),
     ],
-    ids=["local SGD", "gossip", "delay"],
 )
 def test_loss_decreases_under_other_strategies(make, parts, given):
     with make().scope():

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.pipeline import models
+from tests.sweeps import sweep
 from tfdist.pipeline import recording
 from tfdist.pipeline.actions import parse
 from tfdist.pipeline.recording import Recording
@@ -35,7 +36,15 @@ def actions(timeline):
     return [[str(span.action) for span in row] for row in timeline.spans]
 
 
-@pytest.mark.parametrize(("schedule", "eagerly"), [*((name, False) for name in SCHEDULES), ("1f1b", True)])
+@pytest.mark.parametrize(
+    ("schedule", "eagerly"),
+    [
+        ("zero_bubble", False),
+        ("interleaved", False),
+        ("1f1b", True),
+        *(sweep(name, False) for name in ("gpipe", "1f1b")),
+    ],
+)
 def test_the_order_is_that_of_the_table(schedule, eagerly):
     strategy, _ = trained(schedule, eagerly, record=True)
     for step in (-2, -1):
@@ -47,7 +56,7 @@ def test_the_order_is_that_of_the_table(schedule, eagerly):
     assert "worker 1" in str(strategy.recorded())
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize("schedule", [sweep("1f1b"), "zero_bubble"])
 def test_actions_begin_after_their_inputs_end(schedule):
     strategy, model = trained(schedule, record=True)
     table = strategy.extended.of_model(model).table

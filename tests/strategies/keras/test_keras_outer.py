@@ -6,6 +6,7 @@ import pytest
 
 import tfdist
 from tests.strategies.ranked import RankedLocal
+from tests.sweeps import sweep
 from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rounds import Settings
 from tfdist.local_sgd.rules import Averaging, Outer
@@ -37,8 +38,13 @@ def fit(model, epochs=1):
     return model
 
 
-@pytest.mark.parametrize("arguments", [{}, {"sync_every": 4, "streaming": Streaming(2, delay=1)}])
-@pytest.mark.parametrize("name", ["a.weights.h5", "a.keras"])
+STREAMED = {"sync_every": 4, "streaming": Streaming(2, delay=1)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [({}, "a.keras"), (STREAMED, "a.weights.h5"), sweep({}, "a.weights.h5"), sweep(STREAMED, "a.keras")],
+)
 def test_training_goes_on_as_if_it_had_not_ended(tmp_path, arguments, name):
     path = tmp_path / name
     expected = fit(fit(model_in(momentum_strategy(**arguments))))

@@ -17,6 +17,7 @@ from tests.strategies.servers.test_keras_shared_data import (
     slices,
     together,
 )
+from tests.sweeps import sweep
 from tfdist.parameter_server.options.synchronization import BoundedStaleness, SoftSync, Synchronous
 
 
@@ -44,7 +45,11 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("why", STREAMS)
+IN_SWEEPS = ["how many batches it has", "type generator", "the dataset has no end"]
+"""Reasons that `test_random_access.py` has, too."""
+
+
+@pytest.mark.parametrize("why", [sweep(why) if why in IN_SWEEPS else why for why in STREAMS])
 def test_data_that_are_read_in_order_come_from_the_chief(why, caplog):
     with served(workers=2, servers=2, data="shared") as strategies:
         models = [counting_model(strategy) for strategy in strategies]
@@ -56,7 +61,7 @@ def test_data_that_are_read_in_order_come_from_the_chief(why, caplog):
     assert why in caplog.text
 
 
-@pytest.mark.parametrize("mode", [BoundedStaleness(0), Synchronous(), SoftSync()], ids=str)
+@pytest.mark.parametrize("mode", [sweep(BoundedStaleness(0)), Synchronous(), sweep(SoftSync())], ids=str)
 def test_streams_train_every_batch_in_synchronous_modes(mode):
     with served(workers=2, mode=mode, data="shared") as strategies:
         models = [counting_model(strategy) for strategy in strategies]

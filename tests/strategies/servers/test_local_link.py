@@ -23,7 +23,7 @@ from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 RATE = 0.125
 
 
-@pytest.mark.parametrize(("name", "steps"), some(itertools.product([*OPTIONS, "constraint"], [3, 1]), 3))
+@pytest.mark.parametrize(("name", "steps"), some(itertools.product([*OPTIONS, "constraint"], [3, 1]), 5, first=3))
 def test_one_worker_trains_as_keras_does(name, steps):
     """Three epochs of four batches; what is left after an epoch is pushed then."""
     options = OPTIONS.get(name, {})

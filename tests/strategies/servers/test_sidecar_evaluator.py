@@ -10,6 +10,7 @@ import pytest
 import tfdist
 from tests.strategies.served import Served, served
 from tests.strategies.servers.test_keras_servers import X, Y, fit, links, model_in
+from tests.sweeps import sweep
 from tfdist.errors import TfdistError
 from tfdist.parameter_server import ElasticAveraging, Gradients, Hogwild, LocalSteps
 from tfdist.parameter_server.options.arguments import Arguments
@@ -34,7 +35,7 @@ def end(evaluator):
     evaluator.extended._end.over()
 
 
-@pytest.mark.parametrize("pushes", [None, LocalSteps(2), ElasticAveraging(2), Hogwild()])
+@pytest.mark.parametrize("pushes", [None, LocalSteps(2), sweep(ElasticAveraging(2)), sweep(Hogwild())])
 def test_evaluator_reads_weights_trained_by_worker(pushes):
     with beside(pushes=pushes) as (strategy, evaluator):
         model, copy = model_in(strategy), model_in(evaluator)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import Gan, Interrupts, assert_close, dealt, gradient, stepping
+from common import Gan, Interrupts, assert_close, dealt, gradient, in_sweeps, stepping
 
 import tfdist
 from tfdist.local_sgd import Averaging, Outer
@@ -152,7 +152,7 @@ def layers():
 
 
 def compressed():
-    for method in (tfdist.compression.Int8(), tfdist.compression.TopK(0.2)):
+    for method in (tfdist.compression.TopK(0.2), *in_sweeps(tfdist.compression.Int8())):
         made = strategy(compression=method, rule=Outer(keras.optimizers.SGD(0.7, momentum=0.5)))
         with made.scope():
             model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(600), keras.layers.Dense(3)])
