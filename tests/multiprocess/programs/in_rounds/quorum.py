@@ -173,7 +173,7 @@ def loops():
     with made.scope():
         gan = Gan()
         gan.build((None, 5))
-        gan.compile(keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01))
+        gan.compile(keras.optimizers.SGD(0.01, momentum=0.9), keras.optimizers.SGD(0.01, momentum=0.9))
     gan.fit(data(rank)[0], batch_size=2 + rank, epochs=2, verbose=0)
     note("loops", gan)
     model = linear(made := strategy())

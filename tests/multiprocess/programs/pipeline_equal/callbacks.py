@@ -10,7 +10,7 @@ import tfdist
 @check(2)
 def callbacks(place):
     x, y = vectors()
-    model = made(place, network, lambda: keras.optimizers.Adam(0.01), "mse", metrics=lambda: ["mae"])
+    model = made(place, network, lambda: keras.optimizers.SGD(0.05, 0.9), "mse", metrics=lambda: ["mae"])
     seen = []
     folder = place.folder
     given = [
@@ -89,7 +89,7 @@ class Interruption(keras.callbacks.Callback):
 @check(2)
 def backup_and_restore(place):
     def make():
-        return made(place, network, lambda: keras.optimizers.Adam(0.01), "mse")
+        return made(place, network, lambda: keras.optimizers.SGD(0.05, 0.9), "mse")
 
     options = {"batch_size": 8, "epochs": 4, "shuffle": False, "verbose": 0}
     model = make()
