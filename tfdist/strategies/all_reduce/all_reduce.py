@@ -89,7 +89,8 @@ class AllReduceStrategy(Processes):
             loss scaling and gradient accumulation.
         float32_sums: whether gradients of half precision (float16, bfloat16) are summed in float32 and then rounded, so
             that the sum of many replicas is rounded once; they take twice the traffic. Only models whose variables are
-            of half precision have such gradients: under Keras's mixed precision they are float32.
+            of half precision have such gradients: under Keras's mixed precision they are float32. With gradient
+            accumulation, or several devices in a process, they are weighed by samples in half precision before.
         shard: ``"optimizer"`` divides the optimizer's variables among the processes (ZeRO-1). Each process gets the
             sums of some gradients, updates those weights, and sends them to the others; results are the same, and the
             traffic is that of an all-reduce. Whole weights are dealt, the largest first, so the memory that it saves
