@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 
 OLDEST := .venv-oldest
 
-# Each worker runs the tests of a file. Three on two cores: tests that start processes wait a third of their time.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Two workers, each of which runs the tests of a file. Three take no less time on two cores.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all test-flaky test-oldest lint docs clean
 
