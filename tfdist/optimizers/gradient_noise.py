@@ -14,7 +14,7 @@ from tfdist.optimizers.gradient_parts import GradientParts, dtype_of_sums
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.private.optimizers import accumulated_by, place_of, strategy_of
 from tfdist.strategies import current_strategy
-from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.abilities import DealsVariables, UpdatesOnServers
 from tfdist.strategies.keras import keras_noise
 
 STRUCTURES = ("diagonal", "trace", "isotropic")
@@ -88,6 +88,13 @@ class GradientNoise(keras.optimizers.Optimizer):
             raise ValueError(
                 "GradientNoise adds noise to the gradients of an update, which are on the servers under "
                 "ParameterServerStrategy: compile the model with the inner optimizer alone"
+            )
+        measures = self.structure != "isotropic"
+        if measures and current_strategy.of_strategy(strategy_of(self), DealsVariables) is not None:
+            raise ValueError(
+                f"{self.name}: AllReduceStrategy(shard='optimizer') sums gradients before they are accumulated, so a "
+                "process has no gradients of its own of which to measure the variance; use structure='isotropic', or "
+                "leave out shard="
             )
         self.inner_optimizer.build(variables)
         super().build(variables)

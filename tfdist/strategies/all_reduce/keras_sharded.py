@@ -184,11 +184,11 @@ def publish(extended: DealsVariables, dealing: Dealing, variables: Sequence[Any]
     Args:
         extended: the strategy's `extended`.
         dealing: how the variables are dealt.
-        variables: Keras variables.
+        variables: variables of Keras or TensorFlow.
     """
     owners = [dealing.owner(variable) for variable in variables]
     values = [
-        tf.convert_to_tensor(keras_variables.copy_of(variable))
+        tf.convert_to_tensor(_copy_of(variable))
         if owner == dealing.rank
         else tf.TensorSpec(variable.shape, tf.as_dtype(variable.dtype))
         for variable, owner in zip(variables, owners, strict=True)
@@ -196,7 +196,13 @@ def publish(extended: DealsVariables, dealing: Dealing, variables: Sequence[Any]
     taken = extended.owned.gathered(values, owners, [_name(variable) for variable in variables])
     others = [variable for variable, owner in zip(variables, owners, strict=True) if owner != dealing.rank]
     for variable, value in zip(others, taken, strict=True):
-        keras_variables.copy_of(variable).assign(value, read_value=False)
+        _copy_of(variable).assign(value, read_value=False)
+
+
+def _copy_of(variable: Any) -> Any:
+    """Returns this process's copy of a variable of Keras or of TensorFlow."""
+    is_keras = isinstance(variable, keras.Variable)
+    return keras_variables.copy_of(variable) if is_keras else private.copies(variable)[0]
 
 
 def _name(variable: Any) -> str:

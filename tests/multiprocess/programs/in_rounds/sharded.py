@@ -42,6 +42,7 @@ MORE = {
     "signs": lambda: keras.optimizers.Lion(0.01),
     "ftrl": lambda: keras.optimizers.Ftrl(0.1),
     "averaged": lambda: keras.optimizers.Adam(0.01, use_ema=True, gradient_accumulation_steps=2),
+    "noisy": lambda: tfdist.optimizers.GradientNoise(keras.optimizers.Adam(0.01), structure="isotropic", stddev=0.1),
 }
 if hasattr(keras.optimizers, "Muon"):
     MORE["muon"] = lambda: keras.optimizers.Muon(0.01)
@@ -63,7 +64,7 @@ def network():
 def compiled(optimizer, made=None):
     with (made or tf.distribute.get_strategy()).scope():
         model = network()
-        model.compile(optimizer(), "mse")
+        model.compile(optimizer(), "mse", run_eagerly=made is None)  # plain Keras traces longer than it trains
     return model
 
 
@@ -199,6 +200,12 @@ def loops():
         gan.build((None, 5))
     gan.fit(X[:, :5], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     assert_alike(gan)
+    with made.scope():
+        variables = [tf.Variable(np.ones(shape, "float32")) for shape in ((3, 2), (2,), (4,))]
+        optimizer = keras.optimizers.SGD(0.5, momentum=0.5)
+        optimizer.build(variables)
+    made.run(lambda: optimizer.apply([tf.ones_like(variable) for variable in variables], variables))
+    assert all((variable.numpy() == 1 - 0.5 * size).all() for variable in variables), variables
     model = compiled(lambda: keras.optimizers.SGD(0.1, momentum=0.9), made)
     step = stepping(made, model)
     for _ in range(3):
@@ -213,6 +220,10 @@ def loops():
     assert (model.get_layer("out").kernel.numpy() != before).all()
 
 
+def noisy():
+    return keras.optimizers.SGD(0.1, gradient_accumulation_steps=2, name="sgd")
+
+
 def refused():
     for arguments, message in (
         ({"shard": "weights"}, "must be None or 'optimizer'; got 'weights'"),
@@ -222,6 +233,8 @@ def refused():
     ):
         with pytest.raises(ValueError, match=message):
             strategy(**arguments)
+    with pytest.raises(ValueError, match="no gradients of its own of which to measure the variance"):
+        fit(compiled(lambda: tfdist.optimizers.GradientNoise(noisy(), ratio=4), strategy()))
     with pytest.raises(ValueError, match="shard="):
         fit(compiled(keras.optimizers.SGD, strategy()), callbacks=[tfdist.callbacks.GradientNoiseScale()])
 
