@@ -155,7 +155,6 @@ class PipelineExtended(AllReduceExtended, HasStages):
         self.over_updaters = Bridge(mesh.pipeline)
         self._micro_batches = micro_batches
         self._everyone = Exchange(mesh.all_processes)
-        self._leads = False
         if mesh.workers > 1:
             # Processes with the same stage count a step first, then those of a pipeline agree on it. Only then does
             # every process know of a wish to stop.
@@ -212,33 +211,17 @@ class PipelineExtended(AllReduceExtended, HasStages):
         pipelined = _pipelined(model)
         return not is_described(variable) if pipelined is None else pipelined.placement.holds(variable)
 
-    @property
-    def takes_part_in_saving(self) -> bool:
-        """Whether each process takes part when the writer saves a model: yes, since it gives weights."""
-        return True
-
-    def run_on_writer(self, model: Any, action: Callable[[], Any]) -> Any:
-        """Runs an action on the writer, while other processes give it their variables; see `Ability.run_on_writer`."""
-        if self._leads:
-            return action()
-        remote = self.of_model(model).remote()
-        if not self.is_writer:
-            remote.answer()
-            return None
-        self._leads = True
-        try:
-            with remote.led(), self.local_only():
-                return action()
-        finally:
-            self._leads = False
+    def remote(self, model: Any) -> VariablesOfStages:
+        """Returns an object that reads and assigns the variables of all processes; see `DividesUpdates`."""
+        return self.of_model(model).remote()
 
     def equalize(self, model: Any) -> None:
         """Gives all holders of a variable the value of the first one; see `HasStages`."""
-        self.of_model(model).remote().equalize(places.variables_of(model))
+        self.remote(model).equalize(places.variables_of(model))
 
     def values(self, model: Any, variables: Sequence[Any]) -> list[Any]:
         """Returns the values of variables as arrays, on all processes; see `HasStages`."""
-        remote = self.of_model(model).remote()
+        remote = self.remote(model)
         return [remote.broadcast(variable) for variable in variables]
 
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tfdist.strategies.all_reduce.delayed_sums import DelayedSums
     from tfdist.strategies.data.shares import Shares
     from tfdist.strategies.divided.dealing import Dealing
+    from tfdist.strategies.divided.remote_variables import RemoteVariables
     from tfdist.strategies.keras.gradient_norms import GradientNorms
     from tfdist.strategies.servers.server_link import Link
     from tfdist.strategies.stopping import Stopping
@@ -380,6 +381,36 @@ class DividesUpdates(DataParallel):
     """
 
     over_updaters: Bridge
+    _leads = False
+    """Whether this process, the writer, runs an action of `run_on_writer`."""
+
+    @abc.abstractmethod
+    def remote(self, model: Any) -> RemoteVariables:
+        """Returns an object that reads and assigns the variables of all processes.
+
+        Args:
+            model: a Keras model that is built.
+        """
+
+    @property
+    def takes_part_in_saving(self) -> bool:
+        """Whether each process takes part when the writer saves a model: yes, since it gives its variables."""
+        return True
+
+    def run_on_writer(self, model: Any, action: Callable[[], Any]) -> Any:
+        """Runs an action on the writer, while other processes give it their variables; see `Ability.run_on_writer`."""
+        if self._leads:
+            return action()
+        remote = self.remote(model)
+        if not self.is_writer:
+            remote.answer()
+            return None
+        self._leads = True
+        try:
+            with remote.led(), self.local_only():
+                return action()
+        finally:
+            self._leads = False
 
     @abc.abstractmethod
     def equalize(self, model: Any) -> None:

@@ -62,3 +62,12 @@ def test_a_weight_that_two_stages_hold_counts_once_in_a_norm(ranks, monkeypatch)
             return float(base_optimizer.global_norm(gradients))
 
     assert ranks(2)(work) == [pytest.approx((25 + 25 + 9) ** 0.5)] * 2
+
+
+def test_variables_that_their_gradients_replace_have_no_average():
+    variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0])]
+    variables[1].overwrite_with_gradient = True  # as the ranges of float8
+    optimizer = keras.optimizers.SGD(0.5, use_ema=True, ema_overwrite_frequency=None)
+    optimizer.build(variables)
+    optimizer.apply([tf.constant([2.0, 2.0]), tf.constant([7.0])], variables)
+    assert [variable.numpy().tolist() for variable in variables] == [[0.0, 1.0], [7.0]]

@@ -325,7 +325,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
     @property
     def takes_part_in_saving(self) -> bool:
         """Whether each process takes part when the writer saves: with compression, each saves its residuals."""
-        return self.compressor is not None
+        return self.compressor is not None or super().takes_part_in_saving
 
     @property
     def _num_replicas_in_sync(self) -> int:

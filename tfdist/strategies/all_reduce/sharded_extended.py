@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,7 +36,6 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
         self._dealings: weakref.WeakKeyDictionary[Any, Dealing] = weakref.WeakKeyDictionary()
         # Not of a model: ranks may have made other models before it, and name it otherwise.
         self._name = f"optimizers of sharded strategy {self.group.number('sharded strategy')}"
-        self._leads = False
 
     # Dealing.
 
@@ -104,29 +103,13 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
         self.place(model)
         return [slot for slot, _ in self._slots_of(model).values()]
 
-    @property
-    def takes_part_in_saving(self) -> bool:
-        """Whether each process takes part when the writer saves a model: yes, since it gives its variables."""
-        return True
-
-    def run_on_writer(self, model: Any, action: Callable[[], Any]) -> Any:
-        """Runs an action on the writer, while other processes give it their variables; see `Ability.run_on_writer`."""
-        if self._leads:
-            return action()
+    def remote(self, model: Any) -> RemoteVariables:
+        """Returns an object that reads and assigns the optimizers' variables of all; see `DividesUpdates`."""
         self.place(model)
         slots = self._slots_of(model)
-        remote = RemoteVariables(
+        return RemoteVariables(
             self.group, lambda slot: slots[id(slot)][1], [slot for slot, _ in slots.values()], self._name
         )
-        if not self.is_writer:
-            remote.answer()
-            return None
-        self._leads = True
-        try:
-            with remote.led(), self.local_only():
-                return action()
-        finally:
-            self._leads = False
 
     def equalize(self, model: Any) -> None:
         """Broadcasts the chief's values of the variables that all processes hold; see `DividesUpdates`."""

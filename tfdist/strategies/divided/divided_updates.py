@@ -95,7 +95,8 @@ def _restrict_to_held(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_held(variable: Any, average: Any) -> bool:
-    return not (described_variables.is_elsewhere(variable) or described_variables.is_elsewhere(average))
+    """Returns whether this process holds a variable and its average; a variable that its gradient replaces has none."""
+    return not any(described_variables.is_elsewhere(part) for part in (variable, average) if part is not None)
 
 
 def _swapping_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
