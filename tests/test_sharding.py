@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from tfdist.sharding import Variable, VariablePart, assign_shards
+from tfdist.sharding import Ownership, Variable, VariablePart, assign_owners, assign_shards
 
 MIB = 1 << 20
 
@@ -87,3 +87,15 @@ def test_largest_shard_is_within_four_thirds_of_the_mean():
 def test_zero_servers_raise():
     with pytest.raises(ValueError, match="at least one server; got 0"):
         assign_shards([Variable((3,), 4)], 0)
+
+
+def test_owners_have_whole_variables_or_rows():
+    variables = [Variable((10, MIB), 4), Variable((3,), 4), Variable((), 4), Variable((0, 2), 4)]
+    large, *small = assign_owners(variables, 3)
+    assert large == Ownership(None, (0, 3, 6, 10))
+    assert [large.shape((10, MIB), rank) for rank in range(3)] == [(3, MIB), (3, MIB), (4, MIB)]
+    assert [large.rows(rank) for rank in range(3)] == [slice(0, 3), slice(3, 6), slice(6, 10)]
+    assert all(large.includes(rank) for rank in range(3))
+    for owner, shape in zip(small, [(3,), (), (0, 2)], strict=True):
+        assert [owner.includes(rank) for rank in range(3)].count(True) == 1
+        assert owner.shape(shape, owner.owner) == shape

@@ -66,6 +66,58 @@ class ShardAssignment:
         return max(self.nbytes) * len(self.nbytes) / total if total else 1.0
 
 
+@dataclass(frozen=True)
+class Ownership:
+    """The processes that own a variable: one has all of it, or each has some of its rows.
+
+    Attributes:
+        owner: rank of the process that has all of the variable; None if each has some rows.
+        bounds: the first row of each process, and the number of rows; empty if one process has all.
+    """
+
+    owner: int | None
+    bounds: tuple[int, ...] = ()
+
+    def includes(self, rank: int) -> bool:
+        """Returns whether a process has some of the variable."""
+        return self.owner in (None, rank)
+
+    def rows(self, rank: int) -> slice:
+        """Returns the rows of a process, if each process has some."""
+        return slice(self.bounds[rank], self.bounds[rank + 1])
+
+    def shape(self, shape: Sequence[int], rank: int) -> tuple[int, ...]:
+        """Returns the shape of the part that a process has, of which `includes` is true.
+
+        Args:
+            shape: shape of the variable.
+            rank: rank of the process.
+        """
+        return tuple(shape) if self.owner is not None else (self.bounds[rank + 1] - self.bounds[rank], *shape[1:])
+
+    def __str__(self) -> str:
+        return str(self.owner) if self.owner is not None else f"rows {self.bounds}"
+
+
+def assign_owners(variables: Sequence[Variable], processes: int) -> list[Ownership]:
+    """Returns the owner of each variable, as `assign_shards` divides them over processes.
+
+    Args:
+        variables: the variables, in their order.
+        processes: number of processes, at least one.
+    """
+    parts: list[list[tuple[int, VariablePart]]] = [[] for _ in variables]
+    for rank, shard in enumerate(assign_shards(variables, processes).shards):
+        for part in shard:
+            parts[part.variable].append((rank, part))
+    return [
+        Ownership(listed[0][0])
+        if len(listed) == 1
+        else Ownership(None, (*(part.begin for _, part in listed), listed[-1][1].end))
+        for listed in parts
+    ]
+
+
 def assign_shards(variables: Sequence[Variable], servers: int) -> ShardAssignment:
     """Divides variables over servers, so that their bytes are as even as whole variables and rows allow.
 

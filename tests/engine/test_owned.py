@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist.engine import buckets
 from tfdist.engine.owned import Owned
 from tfdist.errors import MismatchError
+from tfdist.sharding import Ownership
 
 SHAPES = [(3, 2), (), (5,), (0,), (4, 1, 2)]
 NAMES = [f"tensor {place}" for place in range(len(SHAPES))]
@@ -29,10 +30,9 @@ def in_a_graph(function, tensors):
 
 def sums(group, call, owners, dtype="float32", weight=None):
     own = [place for place, owner in enumerate(owners) if owner == group.rank]
-    summed = call(
-        lambda tensors: Owned(group).sums(tensors, owners, NAMES, None if weight is None else weight(group.rank)),
-        values_of(group.rank, dtype),
-    )
+    weight = None if weight is None else weight(group.rank)
+    owned = list(map(Ownership, owners))
+    summed = call(lambda tensors: Owned(group).sums(tensors, owned, NAMES, weight), values_of(group.rank, dtype))
     assert len(summed) == len(own)
     return dict(zip(own, summed, strict=True))
 
@@ -58,11 +58,9 @@ def test_sums_of_three_ranks_are_right_in_buckets_of_any_size(ranks, monkeypatch
 
     def work(group):
         summed = sums(group, in_a_graph, owners, "float64", weight=lambda rank: tf.constant(0.5 * rank, tf.float64))
-        values = [
-            tf.constant(summed[place]) if place in summed else tf.TensorSpec(shape, tf.float64)
-            for place, shape in enumerate(SHAPES)
-        ]
-        taken = iter(Owned(group).gathered(values, owners, NAMES))
+        own = [tf.constant(value) for value in summed.values()]
+        specs = [tf.TensorSpec(shape, tf.float64) for shape in SHAPES]
+        taken = iter(Owned(group).gathered(own, specs, list(map(Ownership, owners)), NAMES))
         return [summed[place] if place in summed else next(taken).numpy() for place in range(len(SHAPES))]
 
     everyone = ranks(3)(work)
@@ -77,7 +75,7 @@ def test_values_without_weight_count_as_zero_even_if_not_finite(ranks):
     def work(group):
         weight = tf.constant(float(group.rank), tf.float64)
         tensor = tf.constant([np.nan, np.inf] if group.rank == 0 else [1.0, 2.0])
-        return [value.numpy().tolist() for value in Owned(group).sums([tensor], [0], ["w"], weight)]
+        return [value.numpy().tolist() for value in Owned(group).sums([tensor], [Ownership(0)], ["w"], weight)]
 
     assert ranks(2)(work) == [[[1.0, 2.0]], []]
 
@@ -88,7 +86,7 @@ def test_dtypes_travel_apart(ranks):
     def work(group):
         tensors = [tf.cast(tf.fill([2], group.rank + 1.0), dtype) for dtype in dtypes]
         return [(value.dtype.name, value.numpy().astype("float64").tolist()) for value in
-                Owned(group).sums(tensors, [0, 0, 0], dtypes)]  # fmt: skip
+                Owned(group).sums(tensors, [Ownership(0)] * 3, dtypes)]  # fmt: skip
 
     assert ranks(2)(work)[0] == [(dtype, [3.0, 3.0]) for dtype in dtypes]
 
@@ -96,8 +94,8 @@ def test_dtypes_travel_apart(ranks):
 def test_inputs_are_not_written(ranks):
     def work(group):
         tensor = tf.constant([1.0, 2.0, 3.0])
-        Owned(group).sums([tensor], [1], ["w"], tf.constant(0.25, tf.float64))
-        Owned(group).gathered([tensor if group.rank else tf.TensorSpec([3])], [1], ["w"])
+        Owned(group).sums([tensor], [Ownership(1)], ["w"], tf.constant(0.25, tf.float64))
+        Owned(group).gathered([tensor] * group.rank, [tf.TensorSpec([3])], [Ownership(1)], ["w"])
         return tensor.numpy().tolist()
 
     assert ranks(2)(work) == [[1.0, 2.0, 3.0]] * 2
@@ -105,4 +103,31 @@ def test_inputs_are_not_written(ranks):
 
 def test_different_owners_are_an_error(ranks):
     with pytest.raises(MismatchError):
-        ranks(2)(lambda group: Owned(group).sums([tf.zeros([2])], [group.rank], ["w"]))
+        ranks(2)(lambda group: Owned(group).sums([tf.zeros([2])], [Ownership(group.rank)], ["w"]))
+
+
+@pytest.mark.parametrize("limits", [(16 << 20, 1 << 20), (1, 1)])
+@pytest.mark.parametrize("call", [eagerly, in_a_graph])
+def test_rows_are_owned_by_all(ranks, monkeypatch, call, limits):
+    plan = functools.partial(buckets.plan, limit=limits[0], alone=limits[1])
+    monkeypatch.setattr("tfdist.engine.owned.buckets.plan", plan)
+    shapes = [(5, 2), (3,), (4,)]
+    owners = [Ownership(None, (0, 2, 3, 5)), Ownership(1), Ownership(None, (0, 2, 3, 4))]
+    values = [np.arange(np.prod(shape), dtype="float32").reshape(shape) for shape in shapes]
+
+    def work(group):
+        names = ["kernel", "bias", "scale"]
+        given = [value * (1 + group.rank) for value in values]
+        own = call(lambda tensors: Owned(group).sums(tensors, owners, names), given)
+        specs = [tf.TensorSpec(shape) for shape in shapes]
+        return own, call(lambda tensors: Owned(group).gathered(tensors, specs, owners, names), own)
+
+    everyone = ranks(3)(work)
+    for rank, (own, taken) in enumerate(everyone):
+        parts = [value[owner.rows(rank)] if owner.bounds else value
+                 for value, owner in zip(values, owners, strict=True) if owner.includes(rank)]  # fmt: skip
+        for part, total in zip(parts, own, strict=True):
+            np.testing.assert_array_equal(total, 6 * part)
+        others = [value for value, owner in zip(values, owners, strict=True) if owner.owner != rank]
+        for value, whole in zip(others, taken, strict=True):
+            np.testing.assert_array_equal(whole, 6 * value)

@@ -1,4 +1,4 @@
-"""Tensors of which each process owns some: their sums go to the owners, and the owners' values to all processes.
+"""Tensors of which each process owns some or some rows: their sums go to the owners, and the owners' values to all.
 
 Sizes are known before, so nothing is sent but values: (P-1)/P of all tensors' bytes each way and process, if all own
 the same number of bytes.
@@ -19,10 +19,11 @@ from tfdist.engine.buckets import Bucket
 from tfdist.engine.group import ProcessGroup
 from tfdist.engine.posting import Begun, BucketJob, Posting, concatenated, split
 from tfdist.engine.weights import checked_weight, weighted, weighted_in_graph
+from tfdist.sharding import Ownership
 
 
 class Owned:
-    """Collectives of tensors that are owned by one process each.
+    """Collectives of tensors that are owned by one process each, or by all in parts.
 
     Args:
         group: the processes that take part.
@@ -36,22 +37,22 @@ class Owned:
     def sums(
         self,
         tensors: Sequence[tf.Tensor],
-        owners: Sequence[int],
+        owners: Sequence[Ownership],
         names: Sequence[str],
         weight: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """Sums each tensor over all processes; only its owner gets the sum (reduce-scatter).
+        """Sums each tensor over all processes; only its owners get the sum, each its part (reduce-scatter).
 
         Args:
             tensors: dense tensors whose shapes are known, the same on all processes. Give them in the order in which
                 they become available, so that transfers start early.
-            owners: rank in the group of the owner of each tensor.
+            owners: the processes in the group that own each tensor.
             names: names of the tensors, for messages.
             weight: float64 scalar that this process's tensors are multiplied by before they are summed; see
                 `tfdist.engine.bridge.Bridge.all_reduce`.
 
         Returns:
-            The sums that this process owns, in the order of ``tensors``.
+            This process's parts of the sums that it owns, in the order of ``tensors``.
 
         Raises:
             ValueError: a weight is given for tensors that are not of floating point.
@@ -65,22 +66,29 @@ class Owned:
 
     @tf.autograph.experimental.do_not_convert
     def gathered(
-        self, values: Sequence[tf.Tensor | tf.TensorSpec], owners: Sequence[int], names: Sequence[str]
+        self,
+        own: Sequence[tf.Tensor],
+        specs: Sequence[tf.TensorSpec],
+        owners: Sequence[Ownership],
+        names: Sequence[str],
     ) -> list[tf.Tensor]:
-        """Sends the value of each tensor from its owner to all processes (all-gather).
+        """Sends the value of each tensor from its owners to all processes (all-gather).
 
         Args:
-            values: value of each tensor that this process owns; shape and dtype of each other one.
-            owners: rank in the group of the owner of each tensor.
+            own: this process's parts of the tensors that it owns, in the order of ``specs``.
+            specs: shape and dtype of each tensor.
+            owners: the processes in the group that own each tensor.
             names: names of the tensors, for messages.
 
         Returns:
-            The values of the tensors that other processes own, in the order of ``values``.
+            The values of the tensors that this process does not have whole, in the order of ``specs``.
         """
         if self._group.size == 1:
             return []
-        plan = _plan(values)
-        jobs = [_Gathered(self._group, *_of(bucket, values, owners, names)) for bucket in plan]
+        plan = _plan(specs)
+        rest = iter(own)
+        values = [next(rest) if owner.includes(self._group.rank) else None for owner in owners]
+        jobs = [_Gathered(self._group, *_of(bucket, specs, owners, names, values)) for bucket in plan]
         return self._run(plan, jobs)
 
     def _run(
@@ -95,66 +103,75 @@ class Owned:
 
 
 class _OwnedJob(BucketJob):
-    """The collective of one bucket, whose members are sent in the order of their owners.
+    """The collective of one bucket, whose members are sent in the order of their owners: all parts of each in turn.
 
     Args:
         group: the processes that take part.
         verb: the collective in one word.
         members: the tensors of the bucket, or their shapes and dtypes.
-        owners: rank of the owner of each member.
+        owners: the owners of each member.
         names: names of the members.
 
     Attributes:
         received: places of the members in the result, in their order there.
     """
 
+    received: list[int]
+
     def __init__(
         self,
         group: ProcessGroup,
         verb: str,
         members: Sequence[tf.Tensor | tf.TensorSpec],
-        owners: Sequence[int],
+        owners: Sequence[Ownership],
         names: Sequence[str],
     ) -> None:
         super().__init__(f"{verb} by owner", members, names)
-        self._owners = ", ".join(map(str, owners))
+        self._owners = owners
         self._rank = group.rank
         self._take = group.take
         self._members = members
-        self._order = sorted(range(len(members)), key=lambda place: owners[place])
-        self._own = [place for place in self._order if owners[place] == group.rank]
+        self._order = [
+            (rank, place) for rank in range(group.size) for place, owner in enumerate(owners) if owner.includes(rank)
+        ]
+        self._own = [place for rank, place in self._order if rank == group.rank]
         counts = [0] * group.size
-        for member, owner in zip(members, owners, strict=True):
-            counts[owner] += member.shape.num_elements()
+        for rank, place in self._order:
+            counts[rank] += self._shape(rank, place).num_elements()
         ends = [int(end) for end in np.cumsum(counts)]
         self._parts = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
-        self.received: list[int] = []
 
     def signature(self, array: np.ndarray) -> str:
         """Returns the shapes and owners of the members."""
-        return f"{self.shapes} of ranks {self._owners}"
+        return f"{self.shapes} of ranks {', '.join(map(str, self._owners))}"
+
+    def _shape(self, rank: int, place: int) -> tf.TensorShape:
+        """Returns the shape of a process's part of a member."""
+        return tf.TensorShape(self._owners[place].shape(self._members[place].shape, rank))
 
     def _buffer(self, dtype: np.dtype) -> np.ndarray:
         """Returns memory for all members."""
         return self._take(self._parts[-1].stop * dtype.itemsize).view(dtype)
 
     def _cut(self, vector: np.ndarray) -> list[np.ndarray]:
-        """Cuts a vector of all members into a part for each owner."""
+        """Cuts a vector of all members into a part for each process."""
         return [vector[part] for part in self._parts]
 
 
 class _ScatteredSum(_OwnedJob):
-    """The sum of one bucket, of which each process gets its own members."""
+    """The sum of one bucket, of which each process gets its own parts."""
 
     def __init__(
-        self, group: ProcessGroup, members: Sequence[tf.Tensor], owners: Sequence[int], names: Sequence[str]
+        self, group: ProcessGroup, members: Sequence[tf.Tensor], owners: Sequence[Ownership], names: Sequence[str]
     ) -> None:
         super().__init__(group, "sum", members, owners, names)
         self.received = self._own
 
     def packed(self) -> tf.Tensor:
-        """Concatenates all members."""
-        return concatenated([self._members[place] for place in self._order])
+        """Concatenates the parts of all members."""
+        if len(self._members) == 1:
+            return self._members[0]
+        return concatenated([self._part(rank, place) for rank, place in self._order])
 
     def begin(self, array: np.ndarray, weight: float | None) -> Begun:
         """Returns the reduce-scatter."""
@@ -166,26 +183,32 @@ class _ScatteredSum(_OwnedJob):
         return Begun(plan, lambda _: buffer[own])
 
     def unpacked(self, total: tf.Tensor) -> list[tf.Tensor]:
-        """Splits the result, a vector of this process's own members."""
-        return _split([self._members[place].shape for place in self.received], total)
+        """Splits the result, a vector of this process's own parts."""
+        return _split([self._shape(self._rank, place) for place in self.received], total)
+
+    def _part(self, rank: int, place: int) -> tf.Tensor:
+        owner, member = self._owners[place], self._members[place]
+        return member if owner.owner is not None else member[owner.rows(rank)]
 
 
 class _Gathered(_OwnedJob):
-    """The values of one bucket, of which each process sends its own members."""
+    """The values of one bucket, of which each process sends its own parts."""
 
     def __init__(
         self,
         group: ProcessGroup,
-        members: Sequence[tf.Tensor | tf.TensorSpec],
-        owners: Sequence[int],
+        members: Sequence[tf.TensorSpec],
+        owners: Sequence[Ownership],
         names: Sequence[str],
+        values: Sequence[tf.Tensor | None],
     ) -> None:
         super().__init__(group, "values", members, owners, names)
-        self.received = [place for place in self._order if owners[place] != group.rank]
+        self._values = [values[place] for place in self._own]
+        self.received = [place for place, owner in enumerate(owners) if owner.owner != group.rank]
 
     def packed(self) -> tf.Tensor:
-        """Concatenates this process's own members."""
-        return concatenated([self._members[place] for place in self._own]) if self._own else tf.zeros([0], self.dtype)
+        """Concatenates this process's own parts."""
+        return concatenated(self._values) if self._values else tf.zeros([0], self.dtype)
 
     def begin(self, array: np.ndarray, weight: float | None) -> Begun:
         """Returns the all-gather."""
@@ -195,9 +218,15 @@ class _Gathered(_OwnedJob):
         return Begun(all_gather(parts), lambda _: buffer)
 
     def unpacked(self, total: tf.Tensor) -> list[tf.Tensor]:
-        """Splits the result, a vector of all members, and leaves out this process's own."""
-        values = _split([self._members[place].shape for place in self._order], total)
-        return [value for place, value in zip(self._order, values, strict=True) if place in self.received]
+        """Splits the result, a vector of all parts, and leaves out the members that this process has whole."""
+        if len(self._members) == 1:  # its rows are in their order
+            return _split([self._members[place].shape for place in self.received], total)
+        parts: dict[int, list[tf.Tensor]] = {place: [] for place in self.received}
+        values = _split([self._shape(rank, place) for rank, place in self._order], total)
+        for (_, place), value in zip(self._order, values, strict=True):
+            if place in parts:
+                parts[place].append(value)
+        return [listed[0] if len(listed) == 1 else tf.concat(listed, 0) for listed in parts.values()]
 
 
 def _split(shapes: Sequence[tf.TensorShape], vector: tf.Tensor) -> list[tf.Tensor]:

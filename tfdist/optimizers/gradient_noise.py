@@ -15,6 +15,7 @@ from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.private.optimizers import accumulated_by, place_of, strategy_of
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DealsVariables, UpdatesOnServers
+from tfdist.strategies.divided import described_variables
 from tfdist.strategies.keras import keras_noise
 
 STRUCTURES = ("diagonal", "trace", "isotropic")
@@ -200,11 +201,13 @@ class GradientNoise(keras.optimizers.Optimizer):
         return noisy
 
     def _normal(self, optimizer: Any, variable: Any, rank: Any) -> tf.Tensor:
-        """Draws normal random numbers for a variable, an update and a rank."""
+        """Draws normal random numbers for a variable, an update and a rank; for rows, those of the whole variable."""
         seed = tf.constant([self.seed, place_of(self, variable)], tf.int64)
         for part in (optimizer.iterations, rank):
             seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(part, tf.int64))
-        return tf.random.stateless_normal(variable.shape, seed, dtype=dtype_of_sums(variable), alg="philox")
+        shape, rows = described_variables.whole_of(variable)
+        noise = tf.random.stateless_normal(shape, seed, dtype=dtype_of_sums(variable), alg="philox")
+        return noise if rows is None else noise[rows]
 
 
 def _rank(optimizer: Any) -> Any:

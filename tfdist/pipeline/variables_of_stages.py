@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.engine.exchange import Exchange
 from tfdist.pipeline.mesh import Mesh
 from tfdist.pipeline.placement import Placement
+from tfdist.sharding import Ownership
 from tfdist.strategies.divided.remote_variables import RemoteVariables
 from tfdist.tensors import unnumbered
 
@@ -27,7 +28,7 @@ class VariablesOfStages(RemoteVariables):
     """
 
     def __init__(self, mesh: Mesh, placement: Placement, variables: Sequence[Any], name: str) -> None:
-        super().__init__(mesh.all_processes, self._rank_of_holder, variables, name)
+        super().__init__(mesh.all_processes, self._holder, variables, name)
         self._mesh = mesh
         self._placement = placement
 
@@ -63,5 +64,5 @@ class VariablesOfStages(RemoteVariables):
             value = tf.zeros(variable.shape, variable.dtype)
         return Exchange(self._mesh.pipeline).broadcast(value, workers[0]).numpy()
 
-    def _rank_of_holder(self, variable: Any) -> int:
-        return self._mesh.rank(self._placement.workers(variable)[0], 0)
+    def _holder(self, variable: Any) -> Ownership:
+        return Ownership(self._mesh.rank(self._placement.workers(variable)[0], 0))

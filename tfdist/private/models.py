@@ -142,3 +142,13 @@ def logits_of(tensor: Any) -> Any:
 def set_logits(tensor: Any, logits: Any) -> None:
     """Attaches logits to the output of an activation."""
     tensor._keras_logits = logits
+
+
+@contextlib.contextmanager
+def shaped(variable: Any, shape: tuple[int, ...]) -> Iterator[None]:
+    """Context in which a Keras variable has another shape, and is given a value of that shape."""
+    before, variable._shape = variable._shape, shape
+    try:
+        yield
+    finally:
+        variable._shape = before

@@ -5,6 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+_ELEMENTWISE = frozenset("SGD Adam AdamW Adamax Nadam Adagrad Adadelta RMSprop Ftrl Lion ScheduleFreeAdamW".split())
+
+
+def updates_elements_apart(optimizer: Any) -> bool:
+    """Returns whether each element's update depends on this element alone, so that variables may be split and joined.
+
+    Clipping by norms, which looks at whole gradients, is not considered.
+
+    Args:
+        optimizer: a Keras optimizer; the user's own are not known to be elementwise.
+    """
+    return type(optimizer).__module__.startswith("keras.") and type(optimizer).__name__ in _ELEMENTWISE
+
 
 def apply_count(optimizer: Any) -> Any:
     """Returns the variable that counts calls of ``apply``; with accumulation they are more than ``iterations``."""

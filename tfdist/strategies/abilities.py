@@ -420,12 +420,16 @@ class DividesUpdates(DataParallel):
             model: a Keras model that is built.
         """
 
-    def publish(self, optimizer: Any) -> None:
-        """Gives all processes the values that others have assigned to variables on their own; all processes call it.
+    @contextlib.contextmanager
+    def updating(self, optimizer: Any) -> Iterator[None]:
+        """Context in which an optimizer's variables are this process's parts, and all have all values after it.
+
+        All processes enter it.
 
         Args:
             optimizer: Keras optimizer that updates the variables.
         """
+        yield
 
 
 class DealsVariables(DividesUpdates):
@@ -460,6 +464,15 @@ class DealsVariables(DividesUpdates):
 
         Args:
             optimizer: a Keras optimizer.
+        """
+
+    @abc.abstractmethod
+    def assign_part(self, variable: Any, value: Any) -> None:
+        """Assigns this process's part of the value of an optimizer's variable, of which it may have some or nothing.
+
+        Args:
+            variable: variable of an optimizer that this process does not have whole.
+            value: value of the whole variable.
         """
 
     @abc.abstractmethod

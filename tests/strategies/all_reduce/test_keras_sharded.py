@@ -40,8 +40,13 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.parametrize("cuts", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_updates_are_those_of_one_process(ranks, name):
+def test_updates_are_those_of_one_process(ranks, monkeypatch, name, cuts):
+    """Also of rows: each rank has two rows of the third variable or more, and of the last one's sparse gradients."""
+    if cuts:
+        monkeypatch.setattr("tfdist.sharding._SPLIT_BYTES", 0)
+
     def variables():
         return [keras.Variable(np.full(shape, 1.0, "float32")) for shape in SHAPES]
 
@@ -64,3 +69,17 @@ def test_updates_are_those_of_one_process(ranks, name):
     for here, there, variable in zip(first, second, plain, strict=True):
         np.testing.assert_array_equal(here, there)
         np.testing.assert_allclose(here, variable.numpy(), rtol=0, atol=2e-6)
+
+
+def test_nothing_is_summed_outside_of_the_strategy(ranks):
+    """Each weight is updated by its owner with the owner's gradient, as it is."""
+
+    def work(group):
+        strategy = RankedShards(group)
+        with strategy.scope():
+            trained, optimizer = [keras.Variable(np.zeros(3, "float32")) for _ in range(2)], keras.optimizers.SGD(1.0)
+            optimizer.build(trained)
+        optimizer.apply([tf.fill([3], group.rank + 1.0)] * 2, trained)
+        return sorted(float(variable.numpy()[0]) for variable in trained)
+
+    assert ranks(2)(work) == [[-2.0, -1.0]] * 2

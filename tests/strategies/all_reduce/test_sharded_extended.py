@@ -53,15 +53,15 @@ def test_one_process_alone_deals_nothing(ranks):
     assert ranks(1)(work) == [None]
 
 
-def test_publish_sends_the_values_of_the_owners(ranks):
+def test_all_get_the_values_of_the_owners(ranks):
     def work(group):
         strategy = RankedShards(group)
         model = model_of(strategy)
         dealing = strategy.extended.ready(model.optimizer)
-        for weight in model.trainable_variables:
-            weight.assign(np.full(weight.shape, group.rank))
-        strategy.extended.publish(model.optimizer)
-        return [(dealing.owner(weight), weight.numpy().min(), weight.numpy().max()) for weight in model.weights]
+        with strategy.extended.updating(model.optimizer):
+            for weight in model.trainable_variables:
+                weight.assign(np.full(weight.shape, group.rank))
+        return [(dealing.owner(weight).owner, weight.numpy().min(), weight.numpy().max()) for weight in model.weights]
 
     first, second = ranks(2)(work)
     assert first == second
@@ -81,3 +81,21 @@ def test_the_writer_reads_what_others_hold(ranks):
         return strategy.extended.run_on_writer(model, lambda: [float(slot.numpy().min()) for slot in slots])
 
     assert ranks(2)(work) == [[float(place) for place in range(8)], None]
+
+
+class Keeping(keras.optimizers.SGD):
+    """An optimizer with a variable that belongs to no weight."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.history = self.add_variable((4,), name="history")
+
+
+def test_an_optimizer_whose_variables_are_not_known_is_not_divided(ranks, caplog):
+    def work(group):
+        strategy = RankedShards(group)
+        model = model_of(strategy, optimizer=lambda: Keeping(0.1, momentum=0.9))
+        return strategy.extended.ready(model.optimizer), [slot.numpy().sum() for slot in model.optimizer.variables[2:]]
+
+    assert ranks(2)(work) == [(None, [0.0] * 5)] * 2
+    assert "to which weight the variable keeping/history" in caplog.text.replace("keeping_1", "keeping")

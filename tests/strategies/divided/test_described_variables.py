@@ -112,6 +112,8 @@ def test_use_of_variable_of_another_process_raises():
         ):
             with pytest.raises(ElsewhereError, match="d1/kernel is held by stage 1, not by this process"):
                 use()
+    with pytest.raises(ElsewhereError, match=r"tf.train.Checkpoint cannot write or read the variable \S*d1/kernel"):
+        tf.train.Checkpoint(kernel=kernel).save("unwritten")
     assert keras.Model(model.inputs, model.layers[1].output).output_shape == (None, 4)
 
 

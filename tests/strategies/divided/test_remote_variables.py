@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from tfdist.sharding import Ownership
 from tfdist.strategies.divided import described_variables
 from tfdist.strategies.divided.described_variables import ElsewhereError, allocate, describing, leave_to
 from tfdist.strategies.divided.remote_variables import RemoteVariables
@@ -29,7 +30,7 @@ def variables_of(group):
             else:
                 leave_to(variable, f"rank {owner}")
     owners = {id(variable): owner for owner, variable in enumerate(made)}
-    return made, RemoteVariables(group, lambda variable: owners[id(variable)], made, "m")
+    return made, RemoteVariables(group, lambda variable: Ownership(owners[id(variable)]), made, "m")
 
 
 def test_the_leader_reads_and_assigns_all(ranks):
@@ -59,3 +60,24 @@ def test_others_are_released_when_the_leader_fails(ranks):
         return "failed"
 
     assert ranks(2)(work) == ["failed", "released"]
+
+
+def test_the_leader_reads_and_assigns_rows(ranks):
+    """Each process has some rows of a variable, which none has whole."""
+    owner = Ownership(None, (0, 1, 3))
+
+    def work(group):
+        with _building, describing():
+            variable = keras.Variable(lambda shape, dtype: np.zeros(shape, dtype), shape=(3, 2), dtype="float32")
+            part = described_variables.keep_rows(variable, owner.rows(group.rank))
+        part.assign(part + group.rank)
+        remote = RemoteVariables(group, lambda _: owner, [variable], "m", lambda _: part)
+        if group.rank:
+            remote.answer()
+            return part.numpy().tolist()
+        with remote.led():
+            before = variable.numpy().tolist()
+            variable.assign([[1, 2], [3, 4], [5, 6]])
+        return before, part.numpy().tolist()
+
+    assert ranks(2)(work) == [([[0, 0], [1, 1], [1, 1]], [[1, 2]]), [[3, 4], [5, 6]]]

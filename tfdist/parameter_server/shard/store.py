@@ -22,7 +22,6 @@ from tfdist.tensors import to_array
 
 _ITERATIONS = -1
 """Stands for the optimizer's iteration counter in place of the number of a block."""
-_ELEMENTWISE = frozenset("SGD Adam AdamW Adamax Nadam Adagrad Adadelta RMSprop Ftrl Lion ScheduleFreeAdamW".split())
 
 
 def is_elementwise(optimizer: Any) -> bool:
@@ -31,9 +30,8 @@ def is_elementwise(optimizer: Any) -> bool:
     Args:
         optimizer: a Keras optimizer. Optimizers that clip by a norm are not elementwise.
     """
-    is_keras_own = type(optimizer).__module__.startswith("keras.")
     clips = optimizer.clipnorm or optimizer.global_clipnorm
-    return is_keras_own and type(optimizer).__name__ in _ELEMENTWISE and not clips
+    return optimizers.updates_elements_apart(optimizer) and not clips
 
 
 @dataclass(frozen=True)

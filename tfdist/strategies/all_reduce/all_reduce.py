@@ -93,10 +93,10 @@ class AllReduceStrategy(Processes):
             accumulation, or several devices in a process, they are weighed by samples in half precision before.
         shard: ``"optimizer"`` divides the optimizer's variables among the processes (ZeRO-1). Each process gets the
             sums of some gradients, updates those weights, and sends them to the others; results are the same, and the
-            traffic is that of an all-reduce. Whole weights are dealt, the largest first, so the memory that it saves
-            depends on their sizes. All processes then call `save`, `save_weights` and the like, since each has a part
-            of the optimizer's state; files are the same as without. By default each process has all variables. For one
-            device in each process, without compression and ``delay``.
+            traffic is that of an all-reduce. Large weights are cut by rows if the optimizer updates each element apart;
+            the others are dealt whole, the largest first. All processes then call `save`, `save_weights` and the like,
+            since each has a part of the optimizer's state; files are the same as without. By default each process has
+            all variables. For one device in each process, without compression and ``delay``.
 
     Raises:
         MismatchError: processes have different numbers of devices, algorithms or compression.

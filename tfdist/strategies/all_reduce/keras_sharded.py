@@ -1,7 +1,7 @@
 """Seams of Keras for a strategy that deals the variables of each optimizer to its processes (ZeRO-1).
 
-In each step every process gets the sums of the gradients of its own variables (reduce-scatter), updates them, and gets
-the values of the others from their owners (all-gather).
+In each step every process gets the sums of the gradients of its own variables and rows (reduce-scatter), updates them,
+and gets the values of the others from their owners (all-gather).
 
 References:
     Rajbhandari et al., ZeRO: Memory optimizations toward training trillion parameter models, 2020.
@@ -22,6 +22,7 @@ from tfdist.private.optimizers import apply_count, strategy_of, variables_of
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall
+from tfdist.sharding import Ownership
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import DealsVariables
 from tfdist.strategies.divided import described_variables, divided_updates
@@ -106,7 +107,7 @@ def _placed_before_loading(original: Callable[..., Any]) -> Callable[..., Any]:
         extended.place(saveable)
         if described_variables.can_assign():
             return original(saveable, *args, **kwargs)
-        with described_variables.assigning(lambda variable, value: None):
+        with described_variables.assigning(extended.assign_part):
             return original(saveable, *args, **kwargs)
 
     return _load_state
@@ -124,12 +125,15 @@ def _by_owners(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is None or dealing is None or tf.distribute.get_replica_context() is None:
             return original(self, grads, trainable_variables)
         owners = [dealing.owner(variable) for variable in trainable_variables]
-        own = [place for place, owner in enumerate(owners) if owner == dealing.rank]
-        if keras_optimizers.are_summed():
-            sums = [grads[place] for place in own]
+        own = [place for place, owner in enumerate(owners) if owner.includes(dealing.rank)]
+        is_outside = strategy_of(self) is not tf.distribute.get_strategy()  # where no strategy sums
+        if keras_optimizers.are_summed() or is_outside:
+            sums = [_rows(grads[place], owners[place], dealing.rank) for place in own]
         else:
             sums = _own_sums(extended, list(grads), trainable_variables, owners, dealing.rank)
-        with keras_optimizers.summed_before(), divided_updates.gradient_shares([1.0] * len(own)):
+        dealing.refresh()
+        shares = divided_updates.gradient_shares([1.0] * len(own))
+        with dealing.parts(), keras_optimizers.summed_before(), shares:
             original(self, sums, [trainable_variables[place] for place in own])
         changed = variables_of(self) if self.use_ema else trainable_variables
         steps = self.gradient_accumulation_steps
@@ -148,9 +152,9 @@ def _by_owners(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _own_sums(
-    extended: DealsVariables, gradients: list[Any], variables: Sequence[Any], owners: Sequence[int], rank: int
+    extended: DealsVariables, gradients: list[Any], variables: Sequence[Any], owners: Sequence[Ownership], rank: int
 ) -> list[Any]:
-    """Returns the sums over processes of the gradients of this process's own variables.
+    """Returns the sums over processes of the gradients of this process's own variables and rows.
 
     Rows of sparse gradients are gathered on all processes.
     """
@@ -162,7 +166,8 @@ def _own_sums(
     for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
         if isinstance(gradient, tf.IndexedSlices):
             options = private.WeighedOptions((None,), weight)
-            sums[place] = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradient], options)[0]
+            total = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradient], options)[0]
+            sums[place] = _rows(total, owners[place], rank)
             continue
         gradient = gradients[place] = tf.convert_to_tensor(gradient)
         if tf.is_symbolic_tensor(gradient):
@@ -172,10 +177,23 @@ def _own_sums(
     given = [gradients[place] for place in dense]
     terms = precision.widened(given) if extended.float32_sums else given
     names = [_name(variables[place]) for place in dense]
-    own = [place for place in dense if owners[place] == rank]
+    own = [place for place in dense if owners[place].includes(rank)]
     totals = extended.owned.sums(terms, [owners[place] for place in dense], names, weight) if terms else []
     sums.update(zip(own, precision.narrowed(totals, [gradients[place] for place in own]), strict=True))
-    return [sums[place] for place, owner in enumerate(owners) if owner == rank]
+    return [sums[place] for place, owner in enumerate(owners) if owner.includes(rank)]
+
+
+def _rows(gradient: Any, owner: Ownership, rank: int) -> Any:
+    """Returns a process's part of a gradient, if it has some."""
+    if owner.owner is not None or not owner.includes(rank):
+        return gradient
+    rows = owner.rows(rank)
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient[rows]
+    own = tf.where((gradient.indices >= rows.start) & (gradient.indices < rows.stop))[:, 0]
+    indices = tf.gather(gradient.indices, own) - rows.start
+    shape = tf.concat([tf.cast([rows.stop - rows.start], gradient.dense_shape.dtype), gradient.dense_shape[1:]], 0)
+    return tf.IndexedSlices(tf.gather(gradient.values, own), indices, shape)
 
 
 def publish(extended: DealsVariables, dealing: Dealing, variables: Sequence[Any]) -> None:
@@ -187,16 +205,17 @@ def publish(extended: DealsVariables, dealing: Dealing, variables: Sequence[Any]
         variables: variables of Keras or TensorFlow.
     """
     owners = [dealing.owner(variable) for variable in variables]
-    values = [
-        tf.convert_to_tensor(_copy_of(variable))
-        if owner == dealing.rank
-        else tf.TensorSpec(variable.shape, tf.as_dtype(variable.dtype))
+    own = [
+        tf.convert_to_tensor(_copy_of(dealing.part(variable)))
         for variable, owner in zip(variables, owners, strict=True)
+        if owner.includes(dealing.rank)
     ]
-    taken = extended.owned.gathered(values, owners, [_name(variable) for variable in variables])
-    others = [variable for variable, owner in zip(variables, owners, strict=True) if owner != dealing.rank]
+    specs = [tf.TensorSpec(variable.shape, tf.as_dtype(variable.dtype)) for variable in variables]
+    taken = extended.owned.gathered(own, specs, owners, [_name(variable) for variable in variables])
+    others = [variable for variable, owner in zip(variables, owners, strict=True) if owner.owner != dealing.rank]
     for variable, value in zip(others, taken, strict=True):
         _copy_of(variable).assign(value, read_value=False)
+    dealing.refresh()  # frees memory
 
 
 def _copy_of(variable: Any) -> Any:

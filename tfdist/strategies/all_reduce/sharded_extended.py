@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.owned import Owned
-from tfdist.private.optimizers import variables_of
+from tfdist.notices import notice
+from tfdist.private.optimizers import updates_elements_apart, variables_of
 from tfdist.strategies.abilities import DealsVariables
 from tfdist.strategies.all_reduce import keras_sharded
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
 from tfdist.strategies.divided.dealing import Dealing, contained
-from tfdist.strategies.divided.described_variables import is_elsewhere
+from tfdist.strategies.divided.described_variables import allocate, is_elsewhere
+from tfdist.strategies.divided.optimizer_slots import optimizer_variables
 from tfdist.strategies.divided.remote_variables import RemoteVariables
 from tfdist.strategies.keras import keras_variables
 
@@ -34,6 +37,7 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
         self.over_updaters = Bridge(self.group)
         self.owned = Owned(self.group)
         self._dealings: weakref.WeakKeyDictionary[Any, Dealing] = weakref.WeakKeyDictionary()
+        self._told: weakref.WeakSet[Any] = weakref.WeakSet()
         # Not of a model: ranks may have made other models before it, and name it otherwise.
         self._name = f"optimizers of sharded strategy {self.group.number('sharded strategy')}"
 
@@ -41,14 +45,16 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
 
     def deal(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Deals the variables of an optimizer; see `DealsVariables`."""
-        if self.group.size == 1:
+        if self.group.size == 1 or len(contained([optimizer])) > 1:  # those that it contains are dealt
             return
-        if len(variables) >= self.group.size:
-            self._dealings[optimizer] = Dealing(variables, self.group.size, self.group.rank)
+        cuts = updates_elements_apart(optimizer) and not optimizer.clipnorm
+        dealing = Dealing(variables, self.group.size, self.group.rank, cuts)
+        if dealing.is_complete:
+            self._dealings[optimizer] = dealing
         elif self.is_writer:
             log.warning(
-                "tfdist: shard='optimizer' deals whole variables, and the optimizer %s has %d for %d processes: each "
-                "process updates all of them, and keeps all of the optimizer's variables.",
+                "tfdist: shard='optimizer' divides large variables only, and the optimizer %s has %d for %d processes: "
+                "each process updates all of them, and keeps all of the optimizer's variables.",
                 optimizer.name,
                 len(variables),
                 self.group.size,
@@ -63,7 +69,7 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
         dealing = self._dealings.get(optimizer)
         if dealing is not None and optimizer.built:
             self._allocate(optimizer, dealing)
-        return dealing
+        return self._dealings.get(optimizer)
 
     def place(self, model: Any) -> None:
         """Allocates the variables that this process holds of a model's optimizers; see `DealsVariables`."""
@@ -72,12 +78,18 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
 
     def _allocate(self, optimizer: Any, dealing: Dealing) -> None:
         strategy = self._container_strategy()
-        with self.local_only():  # another process holds other variables
-            if tf.distribute.get_strategy() is strategy:
+        in_scope = tf.distribute.get_strategy() is strategy
+        strays = dealing.find_slots(optimizer)
+        with self.local_only(), contextlib.nullcontext() if in_scope else strategy.scope():  # others hold others
+            if not strays:
                 dealing.place(optimizer)
             else:
-                with strategy.scope():
-                    dealing.place(optimizer)
+                del self._dealings[optimizer]
+                for variable in optimizer_variables(optimizer):
+                    allocate(variable)
+        if self.is_writer and optimizer not in self._told:
+            self._told.add(optimizer)
+            _tell(optimizer, dealing, strays)
 
     def _optimizers_of(self, model: Any) -> list[Any]:
         """Returns the optimizers of a model whose variables are dealt."""
@@ -85,12 +97,10 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
         known = keras_variables.optimizers(model) + ([] if compiled is None else [compiled])
         return [optimizer for optimizer in contained(known) if optimizer in self._dealings]
 
-    def _slots_of(self, model: Any) -> dict[int, tuple[Any, int]]:
-        """Returns the optimizers' variables that one process holds, with its rank, by their `id`."""
-        slots: dict[int, tuple[Any, int]] = {}
-        for optimizer in self._optimizers_of(model):
-            slots.update(self._dealings[optimizer].slots)
-        return slots
+    def _dealings_of_slots(self, model: Any) -> dict[int, tuple[Any, Dealing]]:
+        """Returns the optimizers' variables that are dealt, and how, by their `id`."""
+        dealings = [self._dealings[optimizer] for optimizer in self._optimizers_of(model)]
+        return {id(slot): (slot, dealing) for dealing in dealings for slot in dealing.slots}
 
     # Variables of other processes.
 
@@ -99,25 +109,63 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
         return not is_elsewhere(variable)
 
     def per_process_variables(self, model: Any) -> list[Any]:
-        """Returns the optimizers' variables that one process holds; see `DataParallel.per_process_variables`."""
+        """Returns the optimizers' variables that are dealt; see `DataParallel.per_process_variables`."""
         self.place(model)
-        return [slot for slot, _ in self._slots_of(model).values()]
+        return [slot for slot, _ in self._dealings_of_slots(model).values()]
 
     def remote(self, model: Any) -> RemoteVariables:
         """Returns an object that reads and assigns the optimizers' variables of all; see `DividesUpdates`."""
         self.place(model)
-        slots = self._slots_of(model)
+        dealt = self._dealings_of_slots(model)
         return RemoteVariables(
-            self.group, lambda slot: slots[id(slot)][1], [slot for slot, _ in slots.values()], self._name
+            self.group,
+            lambda slot: dealt[id(slot)][1].owner(slot),
+            [slot for slot, _ in dealt.values()],
+            self._name,
+            lambda slot: dealt[id(slot)][1].part(slot),
         )
 
     def equalize(self, model: Any) -> None:
         """Broadcasts the chief's values of the variables that all processes hold; see `DividesUpdates`."""
         self.place(model)
-        keras_variables.broadcast(model, self, without=self._slots_of(model).keys())
+        keras_variables.broadcast(model, self, without=self._dealings_of_slots(model).keys())
 
-    def publish(self, optimizer: Any) -> None:
-        """Sends the values of an optimizer's variables from their owners to all processes; see `DividesUpdates`."""
+    def assign_part(self, variable: Any, value: Any) -> None:
+        """Assigns this process's part of a value to a variable that is dealt; see `DealsVariables`."""
+        for dealing in self._dealings.values():
+            dealing.assign_part(variable, value)
+
+    @contextlib.contextmanager
+    def updating(self, optimizer: Any) -> Iterator[None]:
+        """Context in which an optimizer has this process's parts of its variables; see `DividesUpdates`."""
         dealing = self.ready(optimizer)
-        if dealing is not None:
-            keras_sharded.publish(self, dealing, variables_of(optimizer))
+        if dealing is None:
+            yield
+            return
+        dealing.refresh()
+        with dealing.parts():
+            yield
+        keras_sharded.publish(self, dealing, variables_of(optimizer))
+
+
+def _tell(optimizer: Any, dealing: Dealing, strays: Sequence[Any]) -> None:
+    """Tells what the optimizer's variables take, and what a step sends if its gradients are dense."""
+    if strays:
+        log.warning(
+            "tfdist: shard='optimizer' does not know to which weight the variable %s of the optimizer %s belongs: each "
+            "process updates all weights, and keeps all of the optimizer's variables. Make such variables by "
+            "add_variable_from_reference, or keep them in a list with one for each weight.",
+            strays[0].path,
+            optimizer.name,
+        )
+        return
+    slots, weights = dealing.nbytes(dealing.slots), dealing.nbytes(dealing.updated)
+    sent = 2 * (sum(weights) - min(weights))  # in a ring: all parts but one each way
+    notice(
+        "tfdist: the variables of the optimizer %s take %s MB in all, and at most %s MB in each of %d processes. Each "
+        "process has the weights, which take %s MB, and sends up to %s MB in a step.",
+        optimizer.name,
+        *(f"{nbytes / 1e6:,.1f}" for nbytes in (sum(slots), max(slots))),
+        dealing.processes,
+        *(f"{nbytes / 1e6:,.1f}" for nbytes in (sum(weights), sent)),
+    )

@@ -2,53 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.sharding import Variable, assign_shards
+from tfdist.private import optimizers
+from tfdist.sharding import Ownership, Variable, assign_owners
 from tfdist.strategies.divided import described_variables, optimizer_slots
+from tfdist.strategies.keras import keras_variables
 
 
 class Dealing:
-    """The variables of an optimizer, each dealt to one process, so that their bytes are as even as possible.
+    """The variables of an optimizer, dealt to processes, so that their bytes are as even as possible.
 
-    Variables are dealt whole, the largest first, since some optimizers compute norms of them. The result depends on
-    their shapes and dtypes only, so it is the same on all processes.
+    Variables are dealt whole, the largest first. Those that are large compared with an equal share are cut by rows, if
+    the optimizer updates each element apart. The result depends on shapes and dtypes only, so it is the same on all
+    processes.
 
     Args:
         variables: variables that the optimizer updates.
         processes: number of processes.
         rank: rank of this process.
+        cuts: whether the optimizer updates each element apart. Variables with a constraint stay whole all the same,
+            and those that are not Keras's.
 
     Attributes:
+        processes: as given.
         rank: as given.
+        is_complete: whether each process has something to update.
     """
 
-    def __init__(self, variables: Sequence[Any], processes: int, rank: int) -> None:
+    def __init__(self, variables: Sequence[Any], processes: int, rank: int, cuts: bool = False) -> None:
         self.rank = rank
         sizes = [
-            Variable(tuple(variable.shape), tf.as_dtype(variable.dtype).size, splits=False) for variable in variables
+            Variable(
+                tuple(variable.shape),
+                tf.as_dtype(variable.dtype).size,
+                splits=cuts and getattr(variable, "constraint", variable) is None,
+            )
+            for variable in variables
         ]
-        self._owners: dict[int, tuple[Any, int]] = {}
-        for owner, parts in enumerate(assign_shards(sizes, processes).shards):
-            for part in parts:
-                variable = variables[part.variable]
-                self._owners[id(variable)] = variable, owner
-        self._slots: dict[int, tuple[Any, int]] = {}
+        self.processes = processes
+        owners = assign_owners(sizes, processes)
+        self.is_complete = all(any(owner.includes(rank) for owner in owners) for rank in range(processes))
+        self._updated = list(variables)
+        self._owners = {id(variable): owner for variable, owner in zip(variables, owners, strict=True)}
+        self._slots: dict[int, Any] = {}
+        self._parts: dict[int, tuple[Any, slice, Any]] = {}
         self._placed = 0
 
-    def owner(self, variable: Any) -> int:
-        """Returns the rank that updates a variable.
+    def owner(self, variable: Any) -> Ownership:
+        """Returns the processes that update a variable, or keep a slot for it.
 
         Args:
-            variable: one of the optimizer's variables.
+            variable: one of the optimizer's variables, or one of `slots`.
 
         Raises:
             KeyError: the optimizer was not built with the variable.
         """
-        return self._owners[id(variable)][1]
+        return self._owners[id(variable)]
 
     def add_slot(self, slot: Any, variable: Any) -> None:
         """Notes that the optimizer keeps a variable for one that it updates.
@@ -58,31 +73,114 @@ class Dealing:
             variable: variable that the optimizer updates.
         """
         if id(variable) in self._owners:
-            self._slots[id(slot)] = slot, self.owner(variable)
+            self._slots[id(slot)] = slot
+            self._owners[id(slot)] = self.owner(variable)
 
     @property
-    def slots(self) -> dict[int, tuple[Any, int]]:
-        """The optimizer's variables that one process holds, with its rank, by their `id`, in the order of creation."""
-        return dict(self._slots)
+    def slots(self) -> list[Any]:
+        """The optimizer's variables that are dealt, in the order of creation."""
+        return list(self._slots.values())
+
+    def nbytes(self, variables: Iterable[Any]) -> list[int]:
+        """Returns the bytes of the parts of some variables, by rank.
+
+        Args:
+            variables: variables that the optimizer updates, or slots.
+        """
+        sums = [0] * self.processes
+        for variable in variables:
+            owner, itemsize = self.owner(variable), tf.as_dtype(variable.dtype).size
+            for rank in range(self.processes):
+                if owner.includes(rank):
+                    sums[rank] += prod(owner.shape(variable.shape, rank)) * itemsize
+        return sums
+
+    @property
+    def updated(self) -> list[Any]:
+        """The variables that the optimizer updates."""
+        return list(self._updated)
+
+    def part(self, variable: Any) -> Any:
+        """Returns this process's part of a variable that it updates, or of a slot.
+
+        Args:
+            variable: variable of which this process has some or all.
+
+        Returns:
+            The variable; if it is cut, a variable of TensorFlow that has this process's rows.
+        """
+        _, _, part = self._parts.get(id(variable), (None, None, variable))
+        return part
+
+    def find_slots(self, optimizer: Any) -> list[Any]:
+        """Finds the slots that the optimizer keeps.
+
+        Args:
+            optimizer: the optimizer, built.
+
+        Returns:
+            Variables of the optimizer that belong to none of those that it updates, other than scalars.
+        """
+        for variable, slot in optimizer_slots.slots_by_variable(optimizer):
+            self.add_slot(slot, variable)
+        kept = optimizer_slots.optimizer_variables(optimizer)
+        return [variable for variable in kept if id(variable) not in self._slots and len(variable.shape)]
+
+    def assign_part(self, slot: Any, value: Any) -> None:
+        """Assigns this process's rows of a value to a slot that is cut; leaves other variables as they are.
+
+        Args:
+            slot: any variable.
+            value: value of the whole slot.
+        """
+        if id(slot) in self._parts:
+            _, rows, part = self._parts[id(slot)]
+            part.assign(tf.cast(value[rows], part.dtype))
 
     def place(self, optimizer: Any) -> None:
         """Allocates the optimizer's variables that this process holds, and leaves the others to their owners.
 
         Args:
-            optimizer: the optimizer, built; the caller is in the scope of its strategy, and in `local_only` there.
+            optimizer: the optimizer, built, of which `find_slots` has found all; the caller is in the scope of its
+                strategy, and in `local_only` there.
         """
         variables = optimizer_slots.optimizer_variables(optimizer)
         if len(variables) == self._placed:
             return
         self._placed = len(variables)
-        for variable, slot in optimizer_slots.slots_by_variable(optimizer):
-            self.add_slot(slot, variable)
         for variable in variables:
-            _, owner = self._slots.get(id(variable), (None, self.rank))
-            if owner == self.rank:
+            owner = self._owners.get(id(variable), Ownership(self.rank))
+            if owner.owner == self.rank:
                 described_variables.allocate(variable)
-            elif not described_variables.is_elsewhere(variable):
-                described_variables.leave_to(variable, f"rank {owner}")
+            elif described_variables.is_elsewhere(variable):
+                continue
+            elif owner.owner is not None:
+                described_variables.leave_to(variable, f"rank {owner.owner}")
+            else:
+                rows = owner.rows(self.rank)
+                self._parts[id(variable)] = variable, rows, described_variables.keep_rows(variable, rows)
+        for variable in self._updated:
+            owner = self.owner(variable)
+            if owner.owner is None and id(variable) not in self._parts:
+                rows, key = owner.rows(self.rank), optimizers.key_of(optimizer, variable)
+                self._parts[id(variable)] = variable, rows, described_variables.rows_of(variable, rows, key)
+
+    def refresh(self) -> None:
+        """Gives the parts of variables that are cut the variables' values; in a replica, or eagerly outside of all.
+
+        A part has no memory of its own then, until it is assigned another value: TensorFlow's rows of a tensor are a
+        view, and to assign a view copies nothing.
+        """
+        for variable in self._updated:
+            if self.owner(variable).owner is None:
+                _, rows, part = self._parts[id(variable)]
+                part.assign(keras_variables.copy_of(variable)[rows], read_value=False)
+
+    @contextlib.contextmanager
+    def parts(self) -> Iterator[None]:
+        """Context in which variables that are cut, and what the optimizer keeps for them, are this process's rows."""
+        with described_variables.standing_in(self._parts.values()):
+            yield
 
 
 def contained(optimizers: Iterable[Any]) -> list[Any]:

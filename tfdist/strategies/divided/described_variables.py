@@ -10,23 +10,27 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import backend, base_optimizer, symbolic_scope, tf_core, tf_optimizer
+from tfdist.private.models import shaped
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies.devices import requested_device
 from tfdist.strategies.devices.requested_device import DEVICE
+from tfdist.strategies.keras import keras_variables
 
 _KEY = "_tfdist_key"
 """Attribute of a Keras or TensorFlow variable that was described: the key by which optimizers know the variable."""
 _TRAINABLE = "_tfdist_trainable"
 """Attribute of a Keras variable: whether it was trainable when it was described. Gradient tapes watch only variables
 that are trainable when they are allocated, and a layer that is frozen before that may be trained later."""
+_WHOLE = "_tfdist_whole"
+"""Attribute of a Keras variable that is some of its rows for a time: the shape of the whole variable, and the rows."""
 _numbers = itertools.count()
 
 
@@ -78,7 +82,7 @@ class _RemoteInitializer:
 
     def error(self) -> ElsewhereError:
         return ElsewhereError(
-            f"the variable {self._variable.path} is held by {self._place}, not by this process. Variables of other "
+            f"the variable {self._variable.path} is held by {self._place}. Variables of other "
             "processes are read and assigned by get_weights, set_weights, save and load_weights, and a model in stages "
             "computes by fit, evaluate and predict: call each of these methods on all processes."
         )
@@ -91,6 +95,7 @@ def install() -> None:
     replace(tf_core.Variable, "_deferred_initialize", _keep_deferred)
     replace(tf_core.Variable, "_direct_assign", _allocate_before_assign)
     replace(tf_core.Variable, "_initialize", _with_its_key)
+    replace(tf_core.Variable, "_serialize_to_tensors", _not_in_checkpoints)
     replace(tf_optimizer.TFOptimizer, "_var_key", _key_before_allocation)
     replace(tf_optimizer.TFOptimizer, "add_variable_from_reference", _slot_without_read)
 
@@ -142,7 +147,7 @@ def is_elsewhere(variable: Any) -> bool:
     """Returns whether another process holds a variable.
 
     Args:
-        variable: a Keras variable.
+        variable: a Keras variable, or one of TensorFlow, which is never elsewhere.
     """
     return is_described(variable) and isinstance(variable._initializer, _RemoteInitializer)
 
@@ -151,9 +156,9 @@ def is_described(variable: Any) -> bool:
     """Returns whether a variable has no memory in this process.
 
     Args:
-        variable: a Keras variable.
+        variable: a variable of Keras or TensorFlow.
     """
-    return variable._value is None
+    return getattr(variable, "_value", variable) is None
 
 
 def allocate(variable: Any) -> None:
@@ -178,6 +183,72 @@ def leave_to(variable: Any, place: str) -> None:
         variable: a Keras variable.
         place: description of the holder, for messages.
     """
+    _leave(variable, f"{place}, not by this process")
+
+
+def keep_rows(variable: Any, rows: slice) -> Any:
+    """Allocates some rows of a variable, and leaves the others to other processes.
+
+    Args:
+        variable: a Keras variable without memory, whose initializer makes equal elements; the caller is in the scope
+            of its strategy.
+        rows: the rows.
+
+    Returns:
+        The rows, as the value of a Keras variable.
+    """
+    with shaped(variable, _shape_of(variable, rows)):
+        allocate(variable)
+    part = variable._value
+    _leave(variable, "all processes, of which each has some rows")
+    return part
+
+
+def rows_of(variable: Any, rows: slice, key: str) -> Any:
+    """Returns some rows of a variable as the value of a Keras variable; the variable keeps its memory.
+
+    Args:
+        variable: a Keras variable; the caller is in the scope of its strategy.
+        rows: the rows.
+        key: key by which an optimizer knows the variable.
+    """
+    with tf.init_scope():
+        part = tf.Variable(keras_variables.copy_of(variable)[rows], trainable=False, name="rows")
+    setattr(part, _KEY, key)
+    return part
+
+
+@contextlib.contextmanager
+def standing_in(parts: Iterable[tuple[Any, slice, Any]]) -> Iterator[None]:
+    """Context in which Keras variables are only some of their rows.
+
+    Args:
+        parts: for each variable, the Keras variable, the rows, and their value, as `keep_rows` returns it.
+    """
+    with contextlib.ExitStack() as stack:
+        for variable, rows, part in parts:
+            stack.callback(setattr, variable, _WHOLE, None)
+            setattr(variable, _WHOLE, (variable.shape, rows))
+            stack.enter_context(shaped(variable, _shape_of(variable, rows)))
+            stack.callback(setattr, variable, "_value", variable._value)
+            variable._value = part
+        yield
+
+
+def whole_of(variable: Any) -> tuple[Any, slice | None]:
+    """Returns the shape of a variable, and which of its rows it is; None for all.
+
+    Args:
+        variable: a variable of Keras or TensorFlow, which may be in `standing_in`.
+    """
+    return getattr(variable, _WHOLE, None) or (variable.shape, None)
+
+
+def _shape_of(variable: Any, rows: slice) -> tuple[int, ...]:
+    return (rows.stop - rows.start, *variable.shape[1:])
+
+
+def _leave(variable: Any, place: str) -> None:
     variable._value = None
     variable._initializer = _RemoteInitializer(variable, place)
 
@@ -225,8 +296,11 @@ def _key_before_allocation(original: Callable[..., Any]) -> Callable[..., Any]:
     """Gives optimizers a key for each variable, since TensorFlow's own key exists only after the allocation."""
 
     def _var_key(self: Any, variable: Any) -> Any:
-        key = getattr(variable, _KEY, None) or getattr(_container_of(variable), _KEY, None)
-        return original(self, variable) if key is None else key
+        for known in (variable, getattr(variable, "_value", None), _container_of(variable)):
+            key = getattr(known, _KEY, None)
+            if key is not None:
+                return key
+        return original(self, variable)
 
     return _var_key
 
@@ -269,3 +343,17 @@ def _allocate_before_assign(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, value)
 
     return _direct_assign
+
+
+def _not_in_checkpoints(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses that a `tf.train.Checkpoint` writes a variable that has no memory here, or prepares to read it."""
+
+    def _serialize_to_tensors(self: Any) -> Any:
+        if not is_described(self):
+            return original(self)
+        raise ElsewhereError(
+            f"tf.train.Checkpoint cannot write or read the variable {self.path}, which is not on every process: write "
+            "and read the model by save, save_weights and load_weights, or leave the optimizer out of the checkpoint"
+        )
+
+    return _serialize_to_tensors

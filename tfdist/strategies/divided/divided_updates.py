@@ -101,15 +101,14 @@ def _is_held(variable: Any, average: Any) -> bool:
 
 def _swapping_own_variables(original: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, optimizer: Any) -> Any:
-        pairs = zip(variables_of(optimizer), averages_of(optimizer), strict=True)
-        held = [pair for pair in pairs if _is_held(*pair)]
-        with (
-            _temporary_attribute(optimizer, "_trainable_variables", [variable for variable, _ in held]),
-            _temporary_attribute(optimizer, "_model_variables_moving_average", [average for _, average in held]),
-        ):
-            result = original(self, optimizer)
-        _publish(optimizer)
-        return result
+        with _updating(optimizer):
+            pairs = zip(variables_of(optimizer), averages_of(optimizer), strict=True)
+            held = [pair for pair in pairs if _is_held(*pair)]
+            with (
+                _temporary_attribute(optimizer, "_trainable_variables", [variable for variable, _ in held]),
+                _temporary_attribute(optimizer, "_model_variables_moving_average", [average for _, average in held]),
+            ):
+                return original(self, optimizer)
 
     return method
 
@@ -118,19 +117,23 @@ def _published(original: Callable[..., Any]) -> Callable[..., Any]:
     """Gives all processes the values of variables that their owners have replaced by moving averages."""
 
     def finalize_variable_values(self: Any, var_list: Any) -> Any:
-        result = original(self, var_list)
-        if self.use_ema:
-            _publish(self)
-        return result
+        if not self.use_ema:
+            return original(self, var_list)
+        with _updating(self):
+            return original(self, var_list)
 
     return finalize_variable_values
 
 
-def _publish(optimizer: Any) -> None:
-    for updating in contained([optimizer]):
-        extended = current_strategy.of_strategy(strategy_of(updating), DividesUpdates)
-        if extended is not None:
-            extended.publish(updating)
+@contextlib.contextmanager
+def _updating(optimizer: Any) -> Iterator[None]:
+    """Context in which a process assigns values to its own part of the variables; after it all processes have them."""
+    with contextlib.ExitStack() as stack:
+        for updating in contained([optimizer]):
+            extended = current_strategy.of_strategy(strategy_of(updating), DividesUpdates)
+            if extended is not None:
+                stack.enter_context(extended.updating(updating))
+        yield
 
 
 def _of_own_accumulators(original: Callable[..., Any]) -> Callable[..., Any]:

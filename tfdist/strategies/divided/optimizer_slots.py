@@ -12,7 +12,8 @@ from tfdist.private.keras import backend
 def slots_by_variable(optimizer: Any) -> Iterator[tuple[Any, Any]]:
     """Yields each variable that an optimizer updates with a slot of it, for each slot.
 
-    Slots are found in lists that have an element for each updated variable.
+    Slots are found in lists that have an element for each updated variable, and in dictionaries that have, in the same
+    order, an element of the same shape.
 
     Args:
         optimizer: a built Keras optimizer; those that it contains are not searched.
@@ -21,10 +22,14 @@ def slots_by_variable(optimizer: Any) -> Iterator[tuple[Any, Any]]:
     for name, kept in vars(optimizer).items():
         if name in ("_variables", "_trainable_variables"):
             continue
-        if isinstance(kept, (list, tuple)) and len(kept) == len(updated):
-            for variable, slot in zip(updated, kept, strict=True):
-                if isinstance(slot, backend.Variable):
-                    yield variable, slot
+        if not isinstance(kept, (list, tuple, dict)) or len(kept) != len(updated):
+            continue
+        pairs = list(zip(updated, kept.values() if isinstance(kept, dict) else kept, strict=True))
+        if isinstance(kept, dict) and any(getattr(slot, "shape", None) != variable.shape for variable, slot in pairs):
+            continue
+        for variable, slot in pairs:
+            if isinstance(slot, backend.Variable):
+                yield variable, slot
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:

@@ -9,8 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.engine import operations
 from tfdist.engine.edges import Edges
 from tfdist.engine.group import ProcessGroup
+from tfdist.sharding import Ownership
 from tfdist.strategies.divided import described_variables
 
 _REQUEST = tf.TensorSpec([2], tf.int64)
@@ -29,14 +31,24 @@ class RemoteVariables:
 
     Args:
         group: the processes.
-        holder: function that returns the rank in the group of the process that answers for a variable.
+        owner: function that returns the processes in the group that answer for a variable.
         variables: all variables that some process does not hold, in the same order on all processes.
         name: name for messages, which all processes have for these variables alone.
+        part: function that returns this process's part of a variable that it answers for: a Keras or TensorFlow
+            variable; by default, all of it.
     """
 
-    def __init__(self, group: ProcessGroup, holder: Callable[[Any], int], variables: Sequence[Any], name: str) -> None:
+    def __init__(
+        self,
+        group: ProcessGroup,
+        owner: Callable[[Any], Ownership],
+        variables: Sequence[Any],
+        name: str,
+        part: Callable[[Any], Any] = lambda variable: variable,
+    ) -> None:
         self._group = group
-        self._holder = holder
+        self._owner = owner
+        self._part = part
         self._variables = list(variables)
         self._places = {id(variable): place for place, variable in enumerate(variables)}
         self._name = name
@@ -45,6 +57,7 @@ class RemoteVariables:
     @contextlib.contextmanager
     def led(self) -> Iterator[None]:
         """Context in which the leader reads and assigns all variables; the other processes `answer` until it ends."""
+        self._meet()
         try:
             with described_variables.reading(self._read), described_variables.assigning(self._assign):
                 yield
@@ -54,32 +67,52 @@ class RemoteVariables:
 
     def answer(self) -> None:
         """Answers the leader's requests until the leader ends them."""
+        self._meet()
         while True:
             kind, place = self._edges.receive(_REQUEST, 0, f"{self._name}: requests").numpy()
             if kind == _Request.END:
                 return
             variable = self._variables[place]
+            part = self._part(variable)
             if kind == _Request.READ:
-                self._edges.send(tf.convert_to_tensor(variable.value), 0, self._edge(variable))
+                self._edges.send(tf.convert_to_tensor(part), 0, self._edge(variable))
             else:
-                variable.assign(self._edges.receive(_spec(variable), 0, self._edge(variable)))
+                spec = tf.TensorSpec(part.shape, variable.dtype)
+                part.assign(self._edges.receive(spec, 0, self._edge(variable)))
+
+    def _meet(self) -> None:
+        """Waits for all processes, so that a leader alone leaves no requests behind that others would answer later."""
+        self._group.run(f"save, load or export of {self._name}, which all processes call", operations.barrier())
 
     def _read(self, variable: Any) -> tf.Tensor:
-        rank = self._holder(variable)
-        self._request(rank, _Request.READ, self._places[id(variable)])
-        return self._edges.receive(_spec(variable), rank, self._edge(variable))
+        owner = self._owner(variable)
+        parts = []
+        for rank in range(self._group.size):
+            if not owner.includes(rank):
+                continue
+            if rank == self._group.rank:
+                parts.append(tf.convert_to_tensor(self._part(variable)))
+                continue
+            self._request(rank, _Request.READ, self._places[id(variable)])
+            spec = tf.TensorSpec(owner.shape(variable.shape, rank), variable.dtype)
+            parts.append(self._edges.receive(spec, rank, self._edge(variable)))
+        return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 
     def _assign(self, variable: Any, value: Any) -> None:
-        rank = self._holder(variable)
-        self._request(rank, _Request.ASSIGN, self._places[id(variable)])
-        self._edges.send(tf.cast(value, variable.dtype), rank, self._edge(variable))
+        owner = self._owner(variable)
+        value = tf.cast(value, variable.dtype)
+        for rank in range(self._group.size):
+            if not owner.includes(rank):
+                continue
+            part = value if owner.owner is not None else value[owner.rows(rank)]
+            if rank == self._group.rank:
+                self._part(variable).assign(part)
+                continue
+            self._request(rank, _Request.ASSIGN, self._places[id(variable)])
+            self._edges.send(part, rank, self._edge(variable))
 
     def _request(self, rank: int, kind: _Request, place: int) -> None:
         self._edges.send(tf.constant([kind, place], tf.int64), rank, f"{self._name}: requests")
 
     def _edge(self, variable: Any) -> str:
         return f"{self._name}: values of {variable.dtype} in {len(variable.shape)} dimension(s)"
-
-
-def _spec(variable: Any) -> tf.TensorSpec:
-    return tf.TensorSpec(variable.shape, variable.dtype)
