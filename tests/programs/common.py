@@ -1,7 +1,7 @@
 """What the programs share: which strategy they run under, and the few lines that make runs comparable.
 
 With ``TEST_PLAIN=1`` a program is plain Keras: its strategy is TensorFlow's default one, which does nothing. With
-``TEST_SERVERS=1`` it trains on parameter servers.
+``TEST_SERVERS=1`` it trains on parameter servers, and with ``TEST_SHARD=optimizer`` optimizers are divided.
 """
 
 import os
@@ -13,6 +13,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 PLAIN = os.environ.get("TEST_PLAIN") == "1"
+SHARD = os.environ.get("TEST_SHARD")
 
 
 def strategy():
@@ -27,7 +28,7 @@ def strategy():
 
     if os.environ.get("TEST_SERVERS") == "1":
         return tfdist.ParameterServerStrategy()
-    return tfdist.AllReduceStrategy()
+    return tfdist.AllReduceStrategy(shard=SHARD)
 
 
 def folder(name):

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from common import PLAIN, digits, folder, strategy, weights
+from common import PLAIN, SHARD, digits, folder, strategy, weights
 from keras import layers
 
 scope = strategy()
@@ -39,6 +39,11 @@ def build():
     return model
 
 
+def checkpoint(model):
+    """A checkpoint of a model; of its layers only if each process has a part of the optimizer's variables."""
+    return tf.train.Checkpoint(layers=model.layers) if SHARD else tf.train.Checkpoint(model=model)
+
+
 with scope.scope():
     model = build()
 fit(model)
@@ -47,7 +52,7 @@ model.save(place / "model.keras")
 model.save(place / "model.h5")
 model.save_weights(place / "model.weights.h5")
 model.export(place / "exported", verbose=False)
-tf.train.Checkpoint(model=model).write(str(place / f"ckpt-{0 if PLAIN else scope.rank}"))
+checkpoint(model).write(str(place / f"ckpt-{0 if PLAIN else scope.rank}"))
 
 with scope.scope():
     whole = keras.models.load_model(place / "model.keras")
@@ -55,7 +60,7 @@ with scope.scope():
     bare = build()
     bare.load_weights(place / "model.weights.h5")
     restored = build()
-    tf.train.Checkpoint(model=restored).read(str(place / f"ckpt-{0 if PLAIN else scope.rank}"))
+    checkpoint(restored).read(str(place / f"ckpt-{0 if PLAIN else scope.rank}"))
 served = tf.saved_model.load(str(place / "exported"))
 
 results = {

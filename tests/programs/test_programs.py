@@ -8,7 +8,8 @@ largest value. Two keys have a meaning:
   be equal on all ranks and finite. The program's docstring says why.
 - ``close``: results that the mathematics of shares changes slightly; they must agree within a fifth.
 
-Each runs on 2 or 3 processes, which are dealt out; with ``--all`` on 1, 2 and 3.
+Each runs on 2 or 3 processes, which are dealt out; with ``--all`` on 1, 2 and 3, and once more with
+``AllReduceStrategy(shard="optimizer")``.
 
 One launch runs many programs, as TensorFlow takes seconds to import, but only the selected ones
 (``pytest tests/programs -k vae``, or ``-k 2-vae``). A program that fails ends its launch; the rest is launched again.
@@ -45,6 +46,14 @@ IN_SWEEPS = [
 ]
 ON_TWO = ["keras_tuner_search", "vae"]
 """The dearest ones, which three processes show no better than two."""
+NOT_SHARDED = {
+    "horovod_style": "trains without a strategy",
+    "learning_rates": "reads all of the optimizer's variables on each process, which has some",
+}
+"""Programs that do not run with optimizers in parts, and why."""
+OF_TWO_WEIGHTS = "batch_logs data_sources files fine_tuning layer_state own_metrics scalar_losses".split()
+OF_TWO_WEIGHTS += "step_in_a_function wasserstein_gan".split()
+"""Programs with an optimizer that three processes do not divide, as it has two weights."""
 CLOSE = 0.2
 SMALL = 1e-3
 """The largest value of a leaf counts as at least this: some weights are nothing but rounding."""
@@ -59,11 +68,13 @@ def read(folder, name, size):
     return [json.loads(path.read_text()) if path.exists() else None for path in paths]
 
 
-def launch(size, names, folder):
+def launch(size, shard, names, folder):
     """Runs the programs on ``size`` processes (0: plain Keras); returns the results of each, or its error."""
     results, left = {}, list(names)
     ranks = max(size, 1)
     settings = {"TEST_PLAIN": "1" if size == 0 else "0", "TEST_FOLDER": str(folder)}
+    if shard is not None:
+        settings["TEST_SHARD"] = shard
     while left:
         with harness.started([str(HERE / "runner.py"), *left], ranks, settings) as processes:
             try:
@@ -97,27 +108,31 @@ def why(said, outputs, otherwise):
 
 @pytest.fixture(scope="session")
 def worlds(tmp_path_factory, request):
-    """The results of the selected programs, by the number of processes."""
+    """The results of the selected programs, by the number of processes and what is divided among them."""
     root = tmp_path_factory.mktemp("worlds")
     asked = {
-        (item.callspec.params["name"], item.callspec.params["size"])
+        tuple(item.callspec.params[key] for key in ("name", "size", "shard"))
         for item in request.session.items
         if getattr(item, "originalname", "") == "test_program"
     }
 
-    def start(size):
-        folder = root / str(size)
+    def start(world):
+        folder = root / "-".join(map(str, world))
         folder.mkdir()
-        names = {name for name, its_size in asked if size in (its_size, 0)}  # plain Keras runs for all sizes
-        return launch(size, sorted(names), folder)
+        plain = world == (0, None)  # runs for all others
+        names = {name for name, *its_world in asked if plain or world == tuple(its_world)}
+        return launch(*world, sorted(names), folder)
 
     @cache
-    def results_of(sizes):
+    def results_of(*together):
         with ThreadPoolExecutor() as threads:
-            return dict(zip(sizes, threads.map(start, sizes), strict=True))
+            return dict(zip(together, threads.map(start, together), strict=True))
 
-    # Two alone take two cores, as two together do.
-    return lambda size: results_of((0, 1) if size < 2 else (size,))[size]
+    def result_of(size, shard=None):
+        # Two alone take two cores, as two together do.
+        return results_of(*(((0, None), (1, None)) if size < 2 else ((size, shard),)))[size, shard]
+
+    return result_of
 
 
 def leaves(value, path=()):
@@ -177,17 +192,25 @@ def pytest_generate_tests(metafunc):
     if "size" in metafunc.fixturenames:
         sizes = {name: 3 if place % 3 == 2 and name not in ON_TWO else 2 for place, name in enumerate(PROGRAMS)}
         cases = [
-            (pytest.param if size == sizes[name] and name not in IN_SWEEPS else sweep)(name, size, id=f"{size}-{name}")
+            (pytest.param if size == sizes[name] and name not in IN_SWEEPS else sweep)(
+                name, size, None, id=f"{size}-{name}"
+            )
             for size in (1, 2, 3)
             for name in PROGRAMS
         ]
-        metafunc.parametrize(("name", "size"), cases)
+        sharded = {name: 2 if name in OF_TWO_WEIGHTS else 5 - sizes[name] for name in PROGRAMS}
+        cases += [
+            sweep(name, size, "optimizer", id=f"{size}-{name}-sharded")
+            for name, size in sharded.items()
+            if name not in NOT_SHARDED
+        ]
+        metafunc.parametrize(("name", "size", "shard"), cases)
 
 
 @pytest.mark.multiprocess
-def test_program(name, size, worlds):
+def test_program(name, size, shard, worlds):
     (plain,) = succeeded(worlds(0)[name], "plain Keras")
-    complaints = compare(succeeded(worlds(size)[name], f"{size} processes"), plain)
+    complaints = compare(succeeded(worlds(size, shard)[name], f"{size} processes"), plain)
     if complaints:
         pytest.fail(f"{len(complaints)} differences\n" + "\n".join(complaints[:SHOWN]), pytrace=False)
 
