@@ -43,7 +43,7 @@ class Pair:
 
     def take(self, answered):
         decoded = self.worker.received(answered.kinds, answered.arrays, answered.copy)
-        return list(self.shapes.layout().arrays(decoded.arrays).values())
+        return list(self.shapes.layout().arrays(decoded.vectors).values())
 
     def assert_equal(self, rows=()):
         has = self.server._records[0].has

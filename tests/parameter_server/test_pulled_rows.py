@@ -26,7 +26,6 @@ from tfdist.parameter_server.protocol.messages import (
     Push,
     Refused,
     Values,
-    WorkerValues,
 )
 from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.shard.features import features_of
@@ -113,7 +112,7 @@ class Worker:
         self.replica.keep(sparse)
         version = self.job.shard.ledger.version
         fields = self.number, 1, self.sequence, self.sequence, version, 1.0, kinds, True
-        options = {"has": WorkerValues(self.replica.edition, self.replica.kept)}
+        options = {"has": self.replica.has}
         self.sequence += 1
         self.under_way.append((Push, fields, gradients.arrays(), options, []))
         if generator.random() < 0.8:  # else it is lost, or late
@@ -167,7 +166,7 @@ class Worker:
         self.check()
 
     def check(self):
-        expected = self.job.history[self.replica.edition]
+        expected = self.job.history[self.replica.has.edition]
         for variable, value, kept in zip(self.variables, expected, self.replica.values(), strict=True):
             assert variable.tobytes() == value.tobytes()
             assert kept.tobytes() == value.tobytes()

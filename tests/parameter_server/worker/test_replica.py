@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tfdist.parameter_server.protocol.gradients import Shapes
+from tfdist.parameter_server.protocol.messages import WorkerValues
 from tfdist.parameter_server.worker.replica import Replica
 
 SHAPES = [(2,), (6, 2), (), (8,)]
@@ -45,7 +46,7 @@ def assert_equal(arrays, expected):
 
 def test_received_variables_appear_after_take():
     local_copy = replica()
-    assert local_copy.kept == ()
+    assert local_copy.has == WorkerValues((5, 1))
     assert_equal(local_copy.values(), values(1))
     local_copy.receive((5, 2), (), whole(2))
     assert_equal(local_copy.values(), values(1))
@@ -56,14 +57,14 @@ def test_received_variables_appear_after_take():
 def test_received_rows_are_merged():
     local_copy = replica()
     local_copy.keep([3, 1])
-    assert (local_copy.edition, local_copy.kept) == ((5, 1), (1, 3))
+    assert local_copy.has == WorkerValues((5, 1), (1, 3))
     local_copy.receive((5, 2), KINDS, rows(2, 0, 3))
     local_copy.receive((5, 3), KINDS, rows(3, 3, 4))
     vector, first, indices, second, others = local_copy.take([1, 3])
     assert vector.tolist() == [3, 3, 3]
     assert (first[:, 0].tolist(), indices.tolist()) == ([2, 3, 3], [0, 3, 4])
     assert (second.tolist(), others.tolist()) == ([3, 3, 2], [3, 4, 7])
-    assert local_copy.edition == (5, 3)
+    assert local_copy.has.edition == (5, 3)
     assert local_copy.values()[1][:, 1].tolist() == [2, 1, 1, 3, 3, 1]
     assert local_copy.take([1, 3])[2].size == 0, "nothing new"
 
@@ -77,7 +78,7 @@ def test_a_whole_answer_replaces_all_rows():
     vector, first, indices = local_copy.take([1])
     assert_equal([vector, first, indices], [np.full(11, 9), np.full((6, 2), 9), np.arange(6)])
     assert local_copy.values()[3].tolist() == [9] * 8
-    assert local_copy.edition == (6, 0)
+    assert local_copy.has.edition == (6, 0)
     assert_equal(local_copy.take(), whole(9))
 
 
@@ -98,20 +99,20 @@ def test_outdated_answer_is_ignored():
     local_copy.receive((5, 3), KINDS, rows(3, 1, 2))
     local_copy.receive((5, 2), KINDS, rows(2, 1))
     assert local_copy.take([1, 3])[1].tolist() == [[3, 3], [3, 3]]
-    assert local_copy.edition == (5, 3)
+    assert local_copy.has.edition == (5, 3)
 
 
 def test_whole_values_are_required_after_forget():
     local_copy = replica()
     local_copy.keep([1, 3])
     local_copy.forget()
-    assert local_copy.edition is None
+    assert local_copy.has.edition is None
     local_copy.receive((5, 2), KINDS, rows(2, 1))  # to a push that was under way
     local_copy.take([1, 3])
-    assert local_copy.edition is None
+    assert local_copy.has.edition is None
     local_copy.receive((5, 3), (), whole(3))
     assert local_copy.take([1, 3])[2].tolist() == list(range(6))
-    assert local_copy.edition == (5, 3)
+    assert local_copy.has.edition == (5, 3)
 
 
 def test_unexpected_rows_raise():

@@ -115,7 +115,7 @@ def test_compressed_parameters_train_nearly_as_well(method, options):
         loss = model.evaluate(X, Y, verbose=0)[0]
         np.testing.assert_allclose(loss, history.history["val_loss"][-1], rtol=1e-6, err_msg="the servers' own")
         (link,) = links(model)
-        assert all(copy._has for copy in link.session._copies)
+        assert all(replica._decoder._has for replica in link.session._replicas)
 
 
 @pytest.mark.parametrize("steps", [sweep(1), 3])

@@ -74,7 +74,7 @@ class ParameterDecoder(DifferenceMethods):
         """Makes the next answer whole, because this worker has read other parameters."""
         self.generation += 1
 
-    def received(self, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], copy: CopyVersion) -> EncodedAnswer:
+    def received(self, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], copy: CopyVersion) -> PushedGradients:
         """Decodes the differences in an answer, and returns whole parameters.
 
         Args:
@@ -110,5 +110,4 @@ class ParameterDecoder(DifferenceMethods):
             left[place] = has.astype(self.shapes.dtypes[place]).reshape(self.shapes.shapes[place])
         whole: tuple[Kind, ...] = tuple("dense" if kind == "packed" else kind for kind in kinds) or plain.kinds
         values = [left.get(place) for place in range(len(whole))]
-        given = PushedGradients(whole, self.shapes.layout(whole).vectors(values), plain.sparse)
-        return EncodedAnswer(whole, given.arrays(), copy)
+        return PushedGradients(whole, self.shapes.layout(whole).vectors(values), plain.sparse)

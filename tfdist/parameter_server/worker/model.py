@@ -16,6 +16,7 @@ from tfdist.parameter_server.protocol.gradients import Shapes
 from tfdist.parameter_server.protocol.packing import Packer, VariableSpec
 from tfdist.parameter_server.protocol.shared_memory import area_of
 from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
+from tfdist.parameter_server.worker.replica import Replica
 from tfdist.sharding import ShardAssignment, Variable, VariablePart, assign_shards
 from tfdist.tensors import unnumbered
 
@@ -76,15 +77,17 @@ class Model:
         shape = self._shapes[part.variable]
         return not shape or part.end - part.begin == shape[0]
 
-    def copies(self, compression: Policy) -> list[ParameterDecoder]:
-        """Returns the decoders of parameters, one for each server.
+    def replicas(self, compression: Policy | None) -> list[Replica]:
+        """Returns copies of the servers' variables, one for each server.
 
         Args:
-            compression: policy that chooses a method for each variable.
+            compression: policy by which the servers compress parameters; None for no compression.
         """
+        if compression is None:
+            return [Replica(shapes) for shapes in self.shapes]
         whole = [VariableSpec(path, shape) for path, shape in zip(self.paths, self._shapes, strict=True)]
         return [
-            ParameterDecoder(compression, [whole[part.variable] for part in parts], shapes)
+            Replica(shapes, ParameterDecoder(compression, [whole[part.variable] for part in parts], shapes))
             for parts, shapes in zip(self.dealing.shards, self.shapes, strict=True)
         ]
 

@@ -7,7 +7,9 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from tfdist.parameter_server.protocol.changes import Edition
+from tfdist.parameter_server.protocol.differences import CopyVersion, ParameterDecoder
 from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Shapes
+from tfdist.parameter_server.protocol.messages import WorkerValues
 
 
 class Replica:
@@ -18,24 +20,22 @@ class Replica:
 
     Args:
         shapes: the server's variables.
+        decoder: decoder of compressed parameters; None if the server does not compress them.
     """
 
-    def __init__(self, shapes: Shapes) -> None:
+    def __init__(self, shapes: Shapes, decoder: ParameterDecoder | None = None) -> None:
         self._shapes = shapes
+        self._decoder = decoder
         self._queue: list[tuple[Edition, PushedGradients]] = []
         self._edition: Edition | None = None
         self._newest = PushedGradients((), [])
         self._kept: dict[int, np.ndarray] = {}
 
     @property
-    def edition(self) -> Edition | None:
-        """Edition of the values; None if the next ones have to be whole."""
-        return self._edition
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """The variables of which rows are wanted."""
-        return tuple(sorted(self._kept))
+    def has(self) -> WorkerValues:
+        """What the worker has of the server's parameters."""
+        generation = 0 if self._decoder is None else self._decoder.generation
+        return WorkerValues(self._edition, tuple(sorted(self._kept)), generation)
 
     def keep(self, places: Collection[int]) -> None:
         """Asks for rows of these variables from now on.
@@ -47,18 +47,21 @@ class Replica:
             arrays = self._arrays()
             self._kept |= {place: arrays[place].copy() for place in missing}
 
-    def receive(self, edition: Edition, kinds: Sequence[Kind], arrays: Sequence[np.ndarray]) -> None:
+    def receive(
+        self, edition: Edition, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], copy: CopyVersion | None = None
+    ) -> None:
         """Queues an answer.
 
         Args:
             edition: edition of the values.
             kinds: kind of each variable's values, as in `Values`.
             arrays: arrays of the message, which must not change until the answer is taken.
+            copy: state of the decoder's copy after the answer; None if the answer is not for it.
 
         Raises:
             ValueError: the arrays do not fit the variables.
         """
-        received = PushedGradients.received(kinds, arrays, self._shapes)
+        received = self._decoded(kinds, arrays, copy)
         if unasked := sorted(received.sparse.keys() - self._kept.keys()):
             raise ValueError(f"rows of the variables {unasked}; expected rows of {list(self._kept)} at most")
         self._queue.append((edition, received))
@@ -105,6 +108,15 @@ class Replica:
         """Returns the variables as they were taken last. They must not be written to."""
         arrays = self._arrays() | self._kept
         return [arrays[place] for place in range(len(self._shapes.shapes))]
+
+    def _decoded(
+        self, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], copy: CopyVersion | None
+    ) -> PushedGradients:
+        if self._decoder is not None:
+            if copy is not None:
+                return self._decoder.received(kinds, arrays, copy)
+            self._decoder.forget()
+        return PushedGradients.received(kinds, arrays, self._shapes)
 
     def _is_older(self, edition: Edition) -> bool:
         return self._edition is not None and edition[0] == self._edition[0] and edition[1] < self._edition[1]

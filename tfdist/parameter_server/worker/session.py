@@ -27,7 +27,6 @@ from tfdist.parameter_server.protocol.messages import (
     PullKind,
     Push,
     Suspend,
-    WorkerValues,
 )
 from tfdist.parameter_server.protocol.packing import Packed
 from tfdist.parameter_server.protocol.report import ModelReport, merge_reports
@@ -35,7 +34,6 @@ from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.protocol.wire import Message
 from tfdist.parameter_server.worker.client import Connection, MessageRefusedError, Request
 from tfdist.parameter_server.worker.model import Model
-from tfdist.parameter_server.worker.replica import Replica
 
 log = logging.getLogger("tfdist")
 
@@ -91,8 +89,7 @@ class Session:
         self._prefetch = prefetch
         self._under_way: list[Callable[[], None]] = []
         self._unanswered: list[list[_PendingMessage]] = [[] for _ in connections]
-        self._replicas = [Replica(shapes) for shapes in model.shapes]
-        self._copies = [] if pull_compression is None else model.copies(pull_compression)
+        self._replicas = model.replicas(pull_compression)
         self._described: tuple[Sequence[HeldRows], dict[str, Any]] = ((), {})
         self._values: Callable[[], TrainingState] | None = None
         self._versions = [0] * len(connections)
@@ -180,7 +177,6 @@ class Session:
         places = [[place for place, kind in enumerate(pushed.kinds) if kind == "sparse"] for pushed in gradients]
         for replica, sparse_places in zip(self._replicas, places, strict=True):
             replica.keep(sparse_places)
-        have = [(replica.edition, replica.kept) for replica in self._replicas]
         sequence, versions = self.pushes, [version if read is None else read for version in self._versions]
 
         decided: list[Decision | None] = []
@@ -199,7 +195,7 @@ class Session:
                 pulls=True,
                 learning_rate=rate,
                 dealt=(decided[0] if decided else None) if server else ticket,
-                has=WorkerValues(*have[server], self._copies[server].generation if self._copies else 0),
+                has=self._replicas[server].has,
                 parts=parts,
             )
 
@@ -291,8 +287,6 @@ class Session:
         ):
             replica.receive(answer.edition, (), shapes.layout().vectors(state.values))
             replica.take()
-        for copy in self._copies:
-            copy.forget()
         values = self._model.whole([state.values for state in states])
         slots: list[dict[str, np.ndarray]] = [{} for _ in values]
         for name in dict.fromkeys(name for state in states for by_name in state.slots for name in by_name):
@@ -441,14 +435,8 @@ class Session:
         """Queues the values of all servers, and notes their versions."""
         vectors = self._noted(answers)
         for server, (replica, (answer, _), arrays) in enumerate(zip(self._replicas, answers, vectors, strict=True)):
-            kinds = answer.kinds
             try:
-                if self._copies and answer.copy is None:
-                    self._copies[server].forget()
-                elif self._copies:
-                    whole = self._copies[server].received(kinds, arrays, answer.copy)
-                    kinds, arrays = whole.kinds, whole.arrays
-                replica.receive(answer.edition, kinds, arrays)
+                replica.receive(answer.edition, answer.kinds, arrays, answer.copy)
             except ValueError as error:
                 raise TfdistError(f"ps {server} has answered with values that do not fit: {error}") from None
 
