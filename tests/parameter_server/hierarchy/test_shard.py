@@ -143,7 +143,7 @@ def test_push_repeated_to_a_restarted_host_server_counts_once():
             begin(sessions)
             for _ in range(3):
                 sessions[0].step(ones(sessions[0]))
-            again = sessions[0]._incarnation
+            again = sessions[0].sender[1]
         with hosting([root], Asynchronous(), (0, 1)) as second, workers_of(second, 1) as others:
             connection = Connection(second.address, "ps 1", DEADLINE)
             connection.request(lambda id: Attach(id, 0, again, others[0]._model.name))
@@ -282,7 +282,7 @@ def test_push_counted_before_connection_failure_is_answered(monkeypatch):
             monkeypatch.setattr(host_shard, "_stepped", counted_and_lost)
             with pytest.raises(MessageRefusedError, match="no answer"):
                 sessions[0].step(ones(sessions[0]))
-            again, model = sessions[0]._incarnation, sessions[0]._model.name
+            again, model = sessions[0].sender[1], sessions[0]._model.name
         with workers_of(host, 1) as (other,), contextlib.closing(Connection(host.address, "ps 1", DEADLINE)) as worker:
             other.begin(*described(), first_state)
             worker.request(lambda id: Attach(id, 0, again, model))

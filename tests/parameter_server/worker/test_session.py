@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from tests.parameter_server.serving import DEADLINE, serving
-from tfdist.parameter_server.dealing.deals import DealerService
-from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs, number_of
-from tfdist.parameter_server.dealing.plan import Plan
 from tfdist.parameter_server.options.synchronization import Asynchronous, BoundedStaleness, Synchronous
 from tfdist.parameter_server.protocol.gradients import PushedGradients
 from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
@@ -142,21 +139,6 @@ def test_prefetched_step_returns_values_of_the_previous_step(mode):
         np.testing.assert_allclose(float(chief.whole(chief.pull())[2]), first - 24, rtol=1e-5)
 
 
-def test_prefetched_steps_are_repeated_after_worker_is_lost():
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(serving()) for _ in range(2)]
-        connections = [Connection(server.address, "ps", DEADLINE) for server in servers]
-        session = Session(connections, 0, model_of(), prefetch=1)
-        stack.callback(session.close)
-        begin(0, session)
-        for lost in (False, True, False, True):
-            session.step(ones(session))
-            if lost:
-                servers[1].lost(0)
-        for value, first in zip(session.whole(session.pull()), first_values(), strict=True):
-            np.testing.assert_allclose(value, first - 4, rtol=1e-5)
-
-
 def test_synchronous_steps_average_by_samples():
     with sessions(Synchronous(), 2) as made:
         # Those that take part in the first step are those that are there by then.
@@ -228,77 +210,6 @@ def connections(session):
     return [Connection(connection._address, connection._name, DEADLINE) for connection in session._connections]
 
 
-def test_session_attaches_again_after_worker_is_lost():
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(serving()) for _ in range(2)]
-        connections = [Connection(server.address, "ps", DEADLINE) for server in servers]
-        session = Session(connections, 0, model_of())
-        stack.callback(session.close)
-        begin(0, session)
-        session.step(ones(session))
-        servers[1].lost(0)
-        values = session.whole(session.step(ones(session)))
-        for value, first in zip(values, first_values(), strict=True):
-            np.testing.assert_allclose(value, first - 2, rtol=1e-5)
-
-
-def test_restarted_server_gets_the_chiefs_model(caplog):
-    """Started again without a snapshot: what the chief read last is the newest that is left."""
-    newest = []
-
-    with contextlib.ExitStack() as stack:
-        first, other = contextlib.ExitStack(), stack.enter_context(serving())
-        server = first.enter_context(serving())
-        connections = [Connection(endpoint.address, "ps", DEADLINE) for endpoint in (server, other)]
-        session = Session(connections, 0, model_of())
-        stack.callback(session.close)
-        session.begin(*described(), lambda: TrainingState(newest or first_values()))
-        for _ in range(3):
-            newest[:] = session.whole(session.step(ones(session)))
-        first.close()
-        stack.enter_context(serving(address=server.address))
-        values = session.whole(session.step(ones(session)))
-        for value, first_value in zip(values, first_values(), strict=True):
-            np.testing.assert_allclose(value, first_value - 4, rtol=1e-5)
-        assert session.version == 1, "of the new server"
-        assert "ps 0 was started again: at least 2 updates are lost" in caplog.text
-
-
-def test_a_server_that_was_started_again_has_the_chiefs_learning_rate():
-    with contextlib.ExitStack() as stack:
-        first = contextlib.ExitStack()
-        server = first.enter_context(serving())
-        session = Session([Connection(server.address, "ps 0", DEADLINE)], 0, model_of(1))
-        stack.callback(session.close)
-        begin(0, session)
-        session.step(ones(session), rate=0.5)
-        first.close()
-        stack.enter_context(serving(address=server.address))
-        values = session.whole(session.step(ones(session), rate=0.5))
-        for value, first_value in zip(values, first_values(), strict=True):
-            np.testing.assert_allclose(value, first_value - 0.5, rtol=1e-5)
-
-
-def test_session_attaches_again_if_lost_before_the_model():
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(serving())
-        connection = Connection(server.address, "ps 0", DEADLINE)
-        session = Session([connection], 0, model_of(1))
-        stack.callback(session.close)
-        original, answers = connection.request, []
-
-        def request(*args, **options):
-            answers.append(original(*args, **options))
-            if len(answers) == 1:  # to `Attach`
-                server.lost(0)
-            return answers[-1]
-
-        connection.request = request
-        begin(0, session)
-        assert [type(answer).__name__ for answer, _ in answers].count("Attached") == 2
-        session.step(ones(session))
-
-
 def test_leaving_servers_that_are_gone_is_no_error():
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(serving())
@@ -306,111 +217,3 @@ def test_leaving_servers_that_are_gone_is_no_error():
         begin(0, session)
         stack.close()
         session.close()
-
-
-BATCHES, EPOCHS = 7, 6
-
-
-@contextlib.contextmanager
-def sharing(mode, workers, servers=2, prefetch=0):
-    """Sessions whose first server deals batches; yields them, each worker's epochs, and the servers."""
-    with contextlib.ExitStack() as stack:
-        running = [
-            stack.enter_context(serving(mode, deals=None if number else DealerService())) for number in range(servers)
-        ]
-        made = stack.enter_context(sessions(mode, workers, servers, prefetch, running))
-        epochs = []
-        for worker, session in enumerate(made):
-            arguments = worker, 0, Plan(BATCHES, 1, None)
-
-            def connect():
-                return Connection(running[0].address, "ps 0", DEADLINE)
-
-            epochs.append(SharedEpochs(connect, *arguments, when_idle=session.suspend))
-            stack.callback(epochs[-1].close)
-        yield made, epochs, running
-
-
-def train(session, epochs, after_step=lambda step: None):
-    """Trains on what is dealt; returns the number of steps."""
-    steps = 0
-    for epoch in range(EPOCHS):
-        epochs.begin(epoch)
-        for ticket, _ in epochs.tickets():
-            if ticket & AFTER_PAUSE:
-                session.pull()
-            session.step(ones(session), ticket=number_of(ticket))
-            steps += 1
-            after_step(steps)
-        session.suspend()
-    session.suspend(is_end=True)
-    epochs.close()
-    return steps
-
-
-@pytest.mark.parametrize("prefetch", [0, 1])
-@pytest.mark.parametrize("servers", [1, 3])
-def test_a_push_with_a_ticket_counts_on_all_servers(servers, prefetch):
-    with sharing(Asynchronous(), 1, servers, prefetch) as ((session,), (epochs,), _):
-        begin(0, session)
-        assert train(session, epochs) == BATCHES * EPOCHS
-        values = session.whole(session.pull())
-        for value, first in zip(values, first_values(), strict=True):
-            np.testing.assert_allclose(value, first - BATCHES * EPOCHS, rtol=1e-5)
-        assert session._versions == [BATCHES * EPOCHS] * servers
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-def test_push_of_a_returned_batch_counts_on_no_server(servers):
-    with sharing(Asynchronous(), 1, servers) as ((session,), (epochs,), _):
-        begin(0, session)
-        epochs.begin(0)
-        ticket, _ = next(epochs.tickets())
-        epochs.close()
-        values = session.whole(session.step(ones(session), ticket=ticket))
-        for value, first in zip(values, first_values(), strict=True):
-            np.testing.assert_array_equal(value, first)
-        assert (session.refusals, session._versions) == (1, [0] * servers)
-        session.step(ones(session))
-        assert session._versions == [1] * servers
-
-
-MODES = [Asynchronous(), BoundedStaleness(0), BoundedStaleness(1), Synchronous(), Synchronous(backup_workers=1)]
-
-
-@pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("servers", [1, 2])
-def test_workers_without_a_batch_block_no_other_worker(mode, servers):
-    """Seven batches for three workers: in each epoch some get less than others."""
-    with sharing(mode, 3, servers) as (made, epochs, _):
-        on_all(made, begin)
-        steps = on_all(made, lambda worker, session: train(session, epochs[worker]))
-        assert sum(steps) - sum(session.refusals for session in made) == BATCHES * EPOCHS
-        values = made[0].whole(made[0].pull())
-        versions = made[0]._versions
-        assert len(set(versions)) == 1, "all servers have made the same rounds"
-        for value, first in zip(values, first_values(), strict=True):
-            np.testing.assert_allclose(value, first - versions[0], rtol=1e-5)
-        if not mode.in_rounds:
-            assert versions[0] == BATCHES * EPOCHS
-
-
-@pytest.mark.parametrize("mode", [Asynchronous(), BoundedStaleness(0), Synchronous()], ids=str)
-def test_batches_of_a_worker_that_is_taken_for_lost_count_once(mode):
-    """The worker lives and goes on. Each server hears of its loss at another moment."""
-    with sharing(mode, 3) as (made, epochs, running):
-        on_all(made, begin)
-
-        def lose(step):
-            if step in (2, 5, 9):  # a request that is lost with the worker comes again after 2 s
-                running[step % 2].lost(1 + step // 3 % 2)
-
-        steps = on_all(
-            made, lambda worker, session: train(session, epochs[worker], lambda step: None if worker else lose(step))
-        )
-        refused = sum(session.refusals for session in made)
-        assert sum(steps) - refused == BATCHES * EPOCHS
-        if not mode.in_rounds:
-            values = made[0].whole(made[0].pull())
-            for value, first in zip(values, first_values(), strict=True):
-                np.testing.assert_allclose(value, first - BATCHES * EPOCHS, rtol=1e-5)

@@ -12,8 +12,8 @@ from tfdist.parameter_server.protocol.messages import Inspect, PullKind, ReadMod
 from tfdist.parameter_server.protocol.packing import Packed
 from tfdist.parameter_server.protocol.report import ModelReport
 from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
-from tfdist.parameter_server.protocol.wire import Message
 from tfdist.parameter_server.worker.client import Connection
+from tfdist.parameter_server.worker.exchange import Make
 from tfdist.parameter_server.worker.model import Model
 from tfdist.parameter_server.worker.session import Session, Vectors
 
@@ -54,7 +54,7 @@ class Observer(Session):
 
     def newest_version(self) -> int:
         """Returns the number of updates that the servers' parameters contain now, on the server with the fewest."""
-        reports = [report for report, _ in self._answers(lambda server, id: Inspect(id))]
+        reports = [report for report, _ in self.answers(lambda server, id: Inspect(id))]
         newest = [
             max((shard.occurrence, shard.version) for shard in shards)
             for report in reports
@@ -79,7 +79,7 @@ class Observer(Session):
     def leave(self, is_over: bool = False) -> None:
         """Does nothing, because no server knows an evaluator."""
 
-    def _pulling(self, what: PullKind) -> Callable[[int, int], Message]:
+    def _pulling(self, what: PullKind) -> Make:
         return lambda server, id: ReadModel(id, self._model.name, what)
 
     def _attach(self, server: int) -> None:

@@ -21,8 +21,6 @@ from tfdist.parameter_server.protocol.messages import (
     Decision,
     Inspect,
     LeaveModel,
-    OpenedMemory,
-    OpenMemory,
     Pull,
     PullKind,
     Push,
@@ -32,7 +30,9 @@ from tfdist.parameter_server.protocol.packing import Packed
 from tfdist.parameter_server.protocol.report import ModelReport, merge_reports
 from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.protocol.wire import Message
-from tfdist.parameter_server.worker.client import Connection, MessageRefusedError, Request
+from tfdist.parameter_server.worker.client import Connection, MessageRefusedError
+from tfdist.parameter_server.worker.dealt_pushes import DealtPushes
+from tfdist.parameter_server.worker.exchange import Answers, Exchange, Make
 from tfdist.parameter_server.worker.model import Model
 
 log = logging.getLogger("tfdist")
@@ -61,8 +61,9 @@ class Session:
         program: random number of this process; 0 takes the session's own number.
 
     Attributes:
+        sender: number of this task, and random number of this session, by which servers know it.
+        dealt_pushes: those pushes whose batches were dealt.
         pushes: number of steps that this worker has pushed.
-        refusals: number of pushes that were not applied, because their batches were dealt to other workers.
         iterations: number of updates that the optimizer had made when this worker last read.
         is_suspended: whether no other worker waits for this one.
         counted: on the server of a host, by worker and incarnation, the sequence of the last push that was counted.
@@ -81,21 +82,19 @@ class Session:
     ) -> None:
         self._program = program
         self._connections = connections
-        self._worker = worker
-        self._incarnation = secrets.randbits(63)
+        self.sender = worker, secrets.randbits(63)
+        self._exchange = Exchange(connections, self._attach_again)
+        self.dealt_pushes = DealtPushes(connections, self._exchange, self.sender)
         self._model = model
         self._place = len(begun)
         self._occurrence = list(begun).count(model.name)
         self._prefetch = prefetch
-        self._under_way: list[Callable[[], None]] = []
-        self._unanswered: list[list[_PendingMessage]] = [[] for _ in connections]
+        self._under_way: list[Callable[[], Answers]] = []
         self._replicas = model.replicas(pull_compression)
         self._described: tuple[Sequence[HeldRows], dict[str, Any]] = ((), {})
         self._values: Callable[[], TrainingState] | None = None
         self._versions = [0] * len(connections)
         self.pushes = 0
-        self.refusals = 0
-        self._has_tickets = False
         self._clocks = [0] * len(connections)
         self.iterations = 0
         self.is_suspended = True
@@ -152,15 +151,11 @@ class Session:
     ) -> Vectors:
         """Pushes the gradients of one step, and gets the variables for the next one.
 
-        With a ticket, the push goes first to the first server, which has the dealer. If this server refuses it, because
-        the batch was dealt to another worker, the gradients are dropped. Else the other servers get the push with its
-        decision.
-
         Args:
             gradients: by server, gradients of its parts.
             samples: weight of the gradients where several workers' gradients are averaged.
             rate: the chief's learning rate; None on other workers.
-            ticket: ticket of the batch, if it was dealt (`tfdist.parameter_server.dealing.dealer`).
+            ticket: ticket of the batch, if it was dealt (`DealtPushes`).
             read: version of the parameters that the gradients were computed at; by default the last one returned.
             parts: worker, incarnation and sequence of each push that the server of a host has joined.
 
@@ -179,14 +174,11 @@ class Session:
             replica.keep(sparse_places)
         sequence, versions = self.pushes, [version if read is None else read for version in self._versions]
 
-        decided: list[Decision | None] = []
-
-        def push(server: int, id: int) -> Message:  # called again after attaching again, which gives another clock
+        def push(dealt: int | Decision | None, server: int, id: int) -> Message:  # if repeated, with another clock
             kinds = gradients[server].kinds
             return Push(
                 id,
-                self._worker,
-                self._incarnation,
+                *self.sender,
                 sequence,
                 self._clocks[server],
                 versions[server],
@@ -194,56 +186,38 @@ class Session:
                 kinds=() if all(kind == "dense" for kind in kinds) else kinds,
                 pulls=True,
                 learning_rate=rate,
-                dealt=(decided[0] if decided else None) if server else ticket,
+                dealt=dealt,
                 has=self._replicas[server].has,
                 parts=parts,
             )
 
+        arrays = [pushed.arrays() for pushed in gradients]
         self._under_way.append(
-            self._pushed(push, [pushed.arrays() for pushed in gradients], ticket is not None, decided)
+            self._exchange.send(functools.partial(push, None), arrays)
+            if ticket is None
+            else self.dealt_pushes.send(ticket, push, arrays, self._pulling("values"))
         )
         self.pushes += 1
-        self._has_tickets = self._has_tickets or ticket is not None
         self.is_suspended = False
-        while len(self._under_way) > self._prefetch:
-            self._under_way.pop(0)()
+        self._finish(self._prefetch)
         return [replica.take(sparse_places) for replica, sparse_places in zip(self._replicas, places, strict=True)]
 
-    def _pushed(
-        self,
-        push: Callable[[int, int], Message],
-        arrays: Sequence[Sequence[np.ndarray]],
-        has_ticket: bool,
-        decided: list[Decision | None],
-    ) -> Callable[[], None]:
-        """Sends a push; with a ticket, to the first server only, which decides.
+    def answers(self, make: Make) -> Answers:
+        """Returns the answers of all servers to a message, after waiting for what is under way.
 
-        Returns:
-            Function that waits for the servers' answers, and queues their values.
+        Args:
+            make: function that makes the message.
+
+        Raises:
+            MessageRefusedError: a server refuses the message.
+            PeerLostError: a server cannot be reached.
         """
-        if not has_ticket:
-            receive = self._sent(push, arrays)
-            return lambda: self._received(receive())
-        first = self._sent(push, arrays, range(1))
-        others = range(1, len(self._connections))
-
-        def wait() -> None:
-            answered = first()
-            ((answer, _),) = answered
-            decided.append(answer.decision)
-            self.refusals += answer.is_refused
-            rest = (
-                self._sent(self._pulling("values"), servers=others)
-                if answer.is_refused
-                else self._sent(push, arrays, others)
-            )
-            self._received([*answered, *rest()])
-
-        return wait
+        self._finish()
+        return self._exchange.send(make)()
 
     def pull(self) -> Vectors:
         """Pulls the variables' current values."""
-        self._received(self._answers(self._pulling("values")))
+        self._received(self.answers(self._pulling("values")))
         return [replica.take() for replica in self._replicas]
 
     def values(self) -> list[np.ndarray]:
@@ -264,19 +238,19 @@ class Session:
         self._finish()
         parts = [self._model.part_of(server, TrainingState(arrays)).values for server in range(len(self._connections))]
         vectors = [shapes.layout().vectors(part) for shapes, part in zip(self._model.shapes, parts, strict=True)]
-        self._sent(lambda server, id: AssignValues(id, self._worker, self._incarnation), vectors)()
+        self._exchange.send(lambda server, id: AssignValues(id, *self.sender), vectors)()
 
     def averages(self) -> list[np.ndarray]:
         """Returns the optimizer's moving averages of the variables; the values if it keeps none."""
-        return self.whole(self._noted(self._answers(self._pulling("averages"))))
+        return self.whole(self._noted(self.answers(self._pulling("averages"))))
 
     def final(self) -> list[np.ndarray]:
         """Returns what the variables are after `fit`: `averages`, unless a program has assigned to them since."""
-        return self.whole(self._noted(self._answers(self._pulling("final"))))
+        return self.whole(self._noted(self.answers(self._pulling("final"))))
 
     def state(self) -> TrainingState:
         """Returns values, slots and scalars of the whole model."""
-        answers = self._answers(self._pulling("state"))
+        answers = self.answers(self._pulling("state"))
         counts = [len(shard) for shard in self._model.dealing.shards]
         states = [
             TrainingState.of_arrays(arrays, count, answer.slots, answer.scalars)
@@ -299,21 +273,10 @@ class Session:
             values, slots, max((state.scalars for state in states), key=lambda scalars: int(scalars["iteration"]))
         )
 
-    def memories(self) -> list[OpenedMemory]:
-        """Returns where each server has its values, with `Hogwild`.
-
-        Raises:
-            MessageRefusedError: a server has no room for this worker, or other options.
-            PeerLostError: a server cannot be reached.
-        """
-        return [
-            answer for answer, _ in self._answers(lambda server, id: OpenMemory(id, self._worker, self._incarnation))
-        ]
-
     def report(self) -> ModelReport:
         """Returns what the servers have done so far for the model."""
         key = self._model.name, self._occurrence
-        reports = [report for report, _ in self._answers(lambda server, id: Inspect(id))]
+        reports = [report for report, _ in self.answers(lambda server, id: Inspect(id))]
         return merge_reports(
             [shard for report in reports for shard in report.models if (shard.model, shard.occurrence) == key]
         )
@@ -335,7 +298,7 @@ class Session:
             is_end: whether a call of `fit` has ended.
         """
         if is_end or not self.is_suspended:
-            self._answers(lambda server, id: Suspend(id, self._worker, self._incarnation, is_end))
+            self.answers(lambda server, id: Suspend(id, *self.sender, is_end))
             self.is_suspended = True
 
     def leave(self, is_over: bool = False) -> None:
@@ -348,9 +311,7 @@ class Session:
             self._finish()
         for connection in self._connections:
             with contextlib.suppress(TfdistError):
-                connection.request(
-                    lambda id: LeaveModel(id, self._worker, self._incarnation, is_over), timeout=_LEAVE_SECONDS
-                )
+                connection.request(lambda id: LeaveModel(id, *self.sender, is_over), timeout=_LEAVE_SECONDS)
         self.is_suspended = True
 
     def close(self, is_over: bool = False) -> None:
@@ -365,18 +326,9 @@ class Session:
         for connection in self._connections:
             connection.close()
 
-    def _suspend_on_others(self) -> None:
-        """Suspends this worker on the other servers, after the first one has forgotten it.
-
-        Its clock on the first server is different now. Without this, workers could wait for each other on different
-        servers.
-        """
-        for connection in self._connections[1:]:
-            try:
-                connection.request(lambda id: Suspend(id, self._worker, self._incarnation))
-            except MessageRefusedError as error:
-                if not error.refused.is_unknown:  # else no worker waits for this one there either
-                    raise
+    def _attach_again(self, server: int) -> None:
+        self._attach(server)
+        self.dealt_pushes.attached_again(server)
 
     def _attach(self, server: int) -> None:
         while True:
@@ -392,8 +344,7 @@ class Session:
         answer, _ = connection.request(
             lambda id: Attach(
                 id,
-                self._worker,
-                self._incarnation,
+                *self.sender,
                 model.name,
                 self._occurrence,
                 self._place,
@@ -405,7 +356,7 @@ class Session:
         self._clocks[server] = answer.clock
         for worker, incarnation, sequence in answer.counted:
             self.counted[worker, incarnation] = max(sequence, self.counted.get((worker, incarnation), -1))
-        connection.share(self._worker, model.area(server), 1 + self._prefetch)
+        connection.share(self.sender[0], model.area(server), 1 + self._prefetch)
         if answer.is_created:
             return
         described, optimizer = self._described
@@ -416,22 +367,22 @@ class Session:
         of_held = tuple(shapes.shapes), tuple(dtype.name for dtype in shapes.dtypes)
 
         def create(id: int) -> Message:
-            sender = id, self._worker, self._incarnation
-            return CreateShard(*sender, model.name, held, optimizer, self._values is not None, slots, scalars, *of_held)
+            has_values = self._values is not None
+            return CreateShard(id, *self.sender, model.name, held, optimizer, has_values, slots, scalars, *of_held)
 
         connection.request(create, part.arrays())
         if self._values is None:  # waits for the chief's values, or for a snapshot
             connection.request(functools.partial(self._pulling("values"), server))
 
-    def _pulling(self, what: PullKind) -> Callable[[int, int], Message]:
-        return lambda server, id: Pull(id, self._worker, self._incarnation, what)
+    def _pulling(self, what: PullKind) -> Make:
+        return lambda server, id: Pull(id, *self.sender, what)
 
-    def _finish(self) -> None:
-        """Waits for the answers to all that is under way."""
-        while self._under_way:
-            self._under_way.pop(0)()
+    def _finish(self, left: int = 0) -> None:
+        """Waits for the answers to all pushes that are under way, or to all but some."""
+        while len(self._under_way) > left:
+            self._received(self._under_way.pop(0)())
 
-    def _received(self, answers: Sequence[tuple[Any, list[np.ndarray]]]) -> None:
+    def _received(self, answers: Answers) -> None:
         """Queues the values of all servers, and notes their versions."""
         vectors = self._noted(answers)
         for server, (replica, (answer, _), arrays) in enumerate(zip(self._replicas, answers, vectors, strict=True)):
@@ -440,7 +391,7 @@ class Session:
             except ValueError as error:
                 raise TfdistError(f"ps {server} has answered with values that do not fit: {error}") from None
 
-    def _noted(self, answers: Sequence[tuple[Any, list[np.ndarray]]]) -> Vectors:
+    def _noted(self, answers: Answers) -> Vectors:
         """Notes the versions of all servers' answers, and returns their vectors."""
         versions = [answer.version for answer, _ in answers]
         for server, (before, now) in enumerate(zip(self._versions, versions, strict=True)):
@@ -450,64 +401,3 @@ class Session:
         self.iterations = max(answer.iterations for answer, _ in answers)
         self._clocks = [answer.clock for answer, _ in answers]
         return [vectors for _, vectors in answers]
-
-    def _answers(self, make: Callable[[int, int], Message]) -> list[tuple[Any, list[np.ndarray]]]:
-        """Returns the answers of all servers to a message, after waiting for what is under way."""
-        self._finish()
-        return self._sent(make)()
-
-    def _sent(
-        self,
-        make: Callable[[int, int], Message],
-        arrays: Sequence[Sequence[np.ndarray]] | None = None,
-        servers: range | None = None,
-    ) -> Callable[[], list[tuple[Any, list[np.ndarray]]]]:
-        """Sends a message to each server, or to some; returns a function that waits for the answers."""
-        given = arrays or [()] * len(self._connections)
-        sent = [
-            (server, _PendingMessage(self._connections[server], functools.partial(make, server), given[server]))
-            for server in (range(len(self._connections)) if servers is None else servers)
-        ]
-        for server, message in sent:
-            self._unanswered[server].append(message)
-
-        def receive(server: int, message: _PendingMessage) -> tuple[Any, list[np.ndarray]]:
-            try:
-                while True:
-                    try:
-                        return self._connections[server].receive(message.request)
-                    except MessageRefusedError as error:
-                        if not error.refused.is_unknown:
-                            raise
-                    self._attach(server)
-                    if not server and self._has_tickets:
-                        self._suspend_on_others()
-                    for other in self._unanswered[server]:  # in their order: after a later push, this one is a copy
-                        other.send()
-            finally:
-                self._unanswered[server].remove(message)
-
-        return lambda: [receive(server, message) for server, message in sent]
-
-
-class _PendingMessage:
-    """A message under way to a server.
-
-    Args:
-        connection: connection to the server.
-        make: function that makes the message with an ``id``.
-        arrays: arrays that follow.
-
-    Attributes:
-        request: request as it was sent last.
-    """
-
-    def __init__(self, connection: Connection, make: Callable[[int], Message], arrays: Sequence[np.ndarray]) -> None:
-        self._connection = connection
-        self._make = make
-        self._arrays = arrays
-        self.send()
-
-    def send(self) -> None:
-        """Sends the message under a new number."""
-        self.request: Request = self._connection.send(self._make, self._arrays)

@@ -13,6 +13,7 @@ from tfdist.engine.host_calls import host_call
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.options.pushes import LocalSteps
 from tfdist.parameter_server.protocol.hogwild_memory import Memory, Writer
+from tfdist.parameter_server.protocol.messages import OpenMemory
 from tfdist.parameter_server.protocol.state import TrainingState
 from tfdist.parameter_server.shard.row_local import keeps_other_values
 from tfdist.parameter_server.worker.observer import Observer
@@ -184,7 +185,9 @@ class HogwildLink(LocalLink):
         """Returns writers to the servers' memory as it is now; None if this process cannot open it."""
         known = {writer.memory.where: writer for writer in self._writers or ()}
         writers = []
-        for answer, shapes in zip(self._session.memories(), self._model.shapes, strict=True):
+        session = self._session
+        answers = session.answers(lambda server, id: OpenMemory(id, *session.sender))
+        for (answer, _), shapes in zip(answers, self._model.shapes, strict=True):
             if answer.where not in known:
                 memory = Memory.open(answer.where, shapes)
                 if memory is None:
