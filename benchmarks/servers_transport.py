@@ -145,7 +145,7 @@ class Tfdist:
 
     @classmethod
     def serve(cls, values):
-        from tfdist.parameter_server.protocol.messages import Done, Pull, Values
+        from tfdist.parameter_server.protocol.messages import Pull, Values
         from tfdist.parameter_server.server.server import ParameterServer
 
         class Shards:
@@ -155,10 +155,8 @@ class Tfdist:
                 return iter(())
 
             def heard(self, peer, message, arrays, answer):
-                if isinstance(message, Pull) or message.pulls:
-                    answer(Values(message.id, version=0, iterations=0, clock=0), [values])
-                else:
-                    answer(Done(message.id, version=0), [])
+                asks = isinstance(message, Pull) or message.samples
+                answer(Values(message.id, version=0, iterations=0, clock=0), [values] if asks else [])
 
         server = ParameterServer(Shards(), "127.0.0.1:0", cls.keys())
         print(server.address, flush=True)
@@ -176,10 +174,8 @@ class Tfdist:
         if kind == PULL:
             _, values = self._connection.request(lambda id: Pull(id=id, **worker))
         else:
-            numbers = {"sequence": 0, "clock": 0, "read": 0, "samples": 1.0}
-            _, values = self._connection.request(
-                lambda id: Push(id=id, **worker, **numbers, pulls=kind == BOTH), [array]
-            )
+            numbers = {"sequence": 0, "clock": 0, "read": 0, "samples": float(kind == BOTH)}
+            _, values = self._connection.request(lambda id: Push(id=id, **worker, **numbers), [array])
         return sum(value.nbytes for value in values)
 
 
@@ -204,9 +200,9 @@ class Shared(Tfdist):
             self._shared = self._connection.share(0, array.nbytes, 1)
             assert self._shared
         self._sequence += 1
-        numbers = {"worker": 0, "incarnation": 0, "sequence": self._sequence, "clock": 0, "read": 0, "samples": 1.0}
-        arrays = [] if kind == PULL else [array]
-        _, values = self._connection.request(lambda id: Push(id=id, **numbers, pulls=kind != PUSH), arrays)
+        numbers = {"worker": 0, "incarnation": 0, "sequence": self._sequence, "clock": 0, "read": 0}
+        arrays, samples = [] if kind == PULL else [array], float(kind != PUSH)
+        _, values = self._connection.request(lambda id: Push(id=id, **numbers, samples=samples), arrays)
         return sum(value.nbytes for value in values)
 
 

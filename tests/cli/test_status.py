@@ -45,7 +45,7 @@ def trained(keys=None):
         attach(second, 1)
         create(first)
         for clock in range(3):
-            push(first, 0, clock, pulls=True)
+            push(first, 0, clock)
         push(second, 1)
         server.lost(1)
         yield server, first

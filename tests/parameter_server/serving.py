@@ -73,9 +73,9 @@ def attach(connection, worker=0, model="model"):
     return connection.request(lambda id: Attach(id, worker, 1, model))[0]
 
 
-def push(connection, worker=0, clock=0, value=1.0, pulls=False):
+def push(connection, worker=0, clock=0, value=1.0):
     gradient = np.full(SIZE, value, np.float32)
-    return connection.request(lambda id: Push(id, worker, 1, clock, clock, 0, 1.0, (), pulls), [gradient])[0]
+    return connection.request(lambda id: Push(id, worker, 1, clock, clock, 0, 1.0), [gradient])[0]
 
 
 def pull(connection, worker=0):

@@ -111,7 +111,7 @@ class Worker:
         gradients = PushedGradients(kinds, shapes().layout(kinds).vectors(arrays), sparse)
         self.replica.keep(sparse)
         version = self.job.shard.ledger.version
-        fields = self.number, 1, self.sequence, self.sequence, version, 1.0, kinds, True
+        fields = self.number, 1, self.sequence, self.sequence, version, 1.0, kinds
         options = {"has": self.replica.has}
         self.sequence += 1
         self.under_way.append((Push, fields, gradients.arrays(), options, []))

@@ -107,7 +107,7 @@ def test_invalid_messages_are_ignored(links):
         stranger.linger = 0
         stranger.connect(f"tcp://{first.address}")
         stranger.send_multipart([b"nonsense"])
-        stranger.send_multipart([b"tfps\x03nonsense", b""])
+        stranger.send_multipart([b"tfps\x04nonsense", b""])
         second.send(first.address, ArrayPiece("a", 1, 1, "own 0", 0), np.zeros(1))
         assert len(pieces(first, "a", 1, 1)) == 1
 

@@ -23,4 +23,4 @@ def test_decoded_messages_equal_encoded_ones(message, arrays):
 
 def test_invalid_message_raises():
     with pytest.raises(InvalidMessageError):
-        CODEC.decode([b"tfps\x03nothing"])
+        CODEC.decode([b"tfps\x04nothing"])

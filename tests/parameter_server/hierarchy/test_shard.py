@@ -150,7 +150,7 @@ def test_push_repeated_to_a_restarted_host_server_counts_once():
             others[0].begin(*described(), first_state)
             arrays = ones(others[0])[0].arrays()
             for sequence, version in ((2, 3), (3, 4)):
-                push = lambda id, sequence=sequence: Push(id, 0, again, sequence, 0, 0, 1.0, pulls=True)  # noqa: E731
+                push = lambda id, sequence=sequence: Push(id, 0, again, sequence, 0, 0, 1.0)  # noqa: E731
                 answer, _ = connection.request(push, arrays)
                 assert answer.version == version
             connection.close()
@@ -286,6 +286,6 @@ def test_push_counted_before_connection_failure_is_answered(monkeypatch):
         with workers_of(host, 1) as (other,), contextlib.closing(Connection(host.address, "ps 1", DEADLINE)) as worker:
             other.begin(*described(), first_state)
             worker.request(lambda id: Attach(id, 0, again, model))
-            push = lambda id: Push(id, 0, again, 0, 0, 0, 1.0, pulls=True)  # noqa: E731
+            push = lambda id: Push(id, 0, again, 0, 0, 0, 1.0)  # noqa: E731
             (answer,) = on_all([worker], lambda _, connection: connection.request(push, ones(other)[0].arrays())[0])
             assert answer.version == 1

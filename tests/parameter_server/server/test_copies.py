@@ -142,7 +142,7 @@ def train(pair, steps, seed):
             dense = generator.normal(size=2).astype(np.float32)
             rows = generator.normal(size=(2, 2)).astype(np.float32)
             arrays = [dense, rows, generator.integers(0, 6, 2)]
-            push = sequence, known.clock, ledger.version, 4.0, ("sparse", "dense"), True
+            push = sequence, known.clock, ledger.version, 4.0, ("sparse", "dense")
             pair.say(worker, Push, *push, arrays=arrays)
 
 
@@ -170,8 +170,8 @@ def test_workers_go_on_with_the_replica():
     pair.build(keras.optimizers.SGD(1.0))
     gradient = [np.ones(14, np.float32)]
     for worker in range(WORKERS):
-        assert not isinstance(pair.say(worker, Push, 0, 0, 0, 1.0, (), True, arrays=gradient), Refused)
-    assert not isinstance(pair.say(0, Push, 1, 1, 1, 1.0, (), True, arrays=gradient), Values), "it waits for the others"
+        assert not isinstance(pair.say(worker, Push, 0, 0, 0, 1.0, arrays=gradient), Refused)
+    assert not isinstance(pair.say(0, Push, 1, 1, 1, 1.0, arrays=gradient), Values), "it waits for the others"
     answers = []
 
     def ask(worker, kind, *fields, arrays=()):
@@ -182,7 +182,7 @@ def test_workers_go_on_with_the_replica():
     assert ask(0, Pull).is_unknown
     for worker in range(WORKERS):
         assert ask(worker, Attach, "Adam-1").clock == 1 + (not worker)
-        ask(worker, Push, 1, 1, 1, 1.0, (), True, arrays=gradient)
+        ask(worker, Push, 1, 1, 1, 1.0, arrays=gradient)
     values = [arrays[0] for message, arrays in answers if isinstance(message, Values)]
     assert len(values) == 3, "all are answered, as the third push completes the round"
     (key,) = pair.replica.shards.models()
@@ -238,11 +238,11 @@ def test_outstanding_batches_are_dealt_again_after_a_copy():
     assert isinstance(before, DealtBatch)
     assert sorted(batch.start for batch in dealt) == [0, 2, 4]
     gradient = [np.ones(14, np.float32)]
-    late = pair.say(1, Push, 0, 0, 0, 1.0, (), False, None, before.ticket, arrays=gradient)
+    late = pair.say(1, Push, 0, 0, 0, 1.0, (), None, before.ticket, arrays=gradient)
     assert late.is_refused
     for sequence, (worker, batch) in enumerate(zip((1, 2, 1), dealt, strict=True), 1):
-        done = pair.say(worker, Push, sequence, 0, 0, 1.0, (), False, None, batch.ticket, arrays=gradient)
-        assert isinstance(done, Done)
+        done = pair.say(worker, Push, sequence, 0, 0, 1.0, (), None, batch.ticket, arrays=gradient)
+        assert isinstance(done, Values)
         assert not done.is_refused
     pair.assert_equal()
     assert pair.leader.deals.state(()) == pair.replica.shards.deals.state(())
@@ -299,7 +299,7 @@ def test_rounds_decided_by_another_server_survive_a_copy():
     (key,) = pair.leader.models()
     decision = Decision(1, 1.0, (0, 0), (0, 1))
     for worker in (0, 1):
-        push = 0, 0, 0, 1.0, (), True, None, decision
+        push = 0, 0, 0, 1.0, (), None, decision
         pair.say(worker, Push, *push, arrays=[np.ones(14, np.float32)])
     assert list(pair.leader[key].ledger.done) == [(0, 0)]
     pair.begin()

@@ -29,7 +29,7 @@ def test_wait_has_no_deadline_while_the_server_lives(monkeypatch):
         push(slow, 1)
         push(fast, 0)
         begin, seen = time.monotonic(), []
-        thread = threading.Thread(target=lambda: seen.append(push(fast, 0, 1, pulls=True)), daemon=True)
+        thread = threading.Thread(target=lambda: seen.append(push(fast, 0, 1)), daemon=True)
         thread.start()
         thread.join(1.0)
         assert thread.is_alive()
@@ -95,7 +95,7 @@ def test_a_job_that_has_failed_is_not_waited_for(monkeypatch):
 
         def wait():
             try:
-                push(connection, 0, 1, pulls=True)
+                push(connection, 0, 1)
             except TfdistError as error:
                 seen.append(str(error))
 

@@ -133,7 +133,7 @@ class WorkerValues(msgspec.Struct, frozen=True):
 
 
 class Push(Message, frozen=True):
-    """Gradients of one step, followed by their arrays (`Gradients.arrays`).
+    """Gradients of one step, followed by their arrays (`Gradients.arrays`); `Values` answers when the worker may read.
 
     Attributes:
         worker: number of the worker's task.
@@ -143,7 +143,6 @@ class Push(Message, frozen=True):
         read: version of the parameters that the gradients were computed at.
         samples: weight of the gradients where several pushes are averaged.
         kinds: kind of each variable's gradient; empty if all are dense.
-        pulls: whether the answer is `Values`, when the worker may have them, instead of `Done`.
         learning_rate: the chief's learning rate; None from other workers, and where a schedule sets it.
         dealt: for the server with the dealer, the ticket of the batch; for the other servers, that server's decision;
             None if no dealer is used.
@@ -159,7 +158,6 @@ class Push(Message, frozen=True):
     read: int
     samples: float
     kinds: tuple[Kind, ...] = ()
-    pulls: bool = False
     learning_rate: float | None = None
     dealt: int | Decision | None = None
     has: WorkerValues = WorkerValues()
@@ -325,14 +323,10 @@ class Done(Message, frozen=True):
 
     Attributes:
         version: version of the parameters.
-        is_refused: whether the push was not applied, because its batch is dealt again.
-        decision: decision about the push, if it had a ticket.
     """
 
     id: int
     version: int
-    is_refused: bool = False
-    decision: Decision | None = None
 
 
 class Values(Message, frozen=True):

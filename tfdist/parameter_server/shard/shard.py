@@ -392,10 +392,7 @@ class Shard:
                 # The worker is answered before the update, and then reuses the memory that it shares with this server.
                 waiting = self.pushed[id(counted)]
                 self.pushed[id(counted)] = replace(waiting, gradients=gradients.copy())
-        if message.pulls:
-            self._answer_or_park(ParkedMessage(message, answer, is_refused))
-        else:
-            answer(Done(message.id, self.ledger.version, is_refused, self.tickets.decision(message)), ())
+        self._answer_or_park(ParkedMessage(message, answer, is_refused))
 
     def _received(self, message: Push, arrays: list[np.ndarray]) -> PushedGradients:
         assert self.store is not None

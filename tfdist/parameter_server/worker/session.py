@@ -184,7 +184,6 @@ class Session:
                 versions[server],
                 samples,
                 kinds=() if all(kind == "dense" for kind in kinds) else kinds,
-                pulls=True,
                 learning_rate=rate,
                 dealt=dealt,
                 has=self._replicas[server].has,
