@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -223,6 +224,31 @@ def run(command: Sequence[str], size: int, settings: Mapping[str, str] | None = 
         ended = processes.wait()
         assert [end.code for end in ended] == [0] * size, processes.outputs()
         return ended
+
+
+def assert_all_fail(command: Sequence[str], message: str, size: int = 2, **settings: str) -> None:
+    """Every rank of a script has to fail with an error that a pattern finds."""
+    with started(command, size, settings) as processes:
+        for end in processes.wait():
+            assert end.code, end.output
+            assert re.search(message, end.output), end.output
+
+
+def assert_killed_rank_is_named(
+    command: Sequence[str], size: int = 3, rank: int = 1, error: str = "PeerLostError: .*", **settings: str
+) -> None:
+    """Kills a rank that is ready; every other one has to fail with an error that names it.
+
+    ``error`` is a pattern of what stands before the name.
+    """
+    with started(command, size, settings) as processes:
+        processes.await_output(rank, "READY")
+        processes.signal(rank, signal.SIGKILL)
+        processes.wait()
+        for other in set(range(size)) - {rank}:
+            assert processes.popens[other].returncode not in (0, None), processes.outputs()
+            named = rf"{error}rank {rank}, worker {rank} .*died"
+            assert re.search(named, processes.output(other)), processes.outputs()
 
 
 def tfdist(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:

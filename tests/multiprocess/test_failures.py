@@ -30,14 +30,8 @@ def nothing_left():
 def test_killed_rank_is_named(size, rank, tmp_path):
     checkpoint = tmp_path / "last.keras"
     settings = {"TEST_DO": "say", "TEST_STEP": "50", "TEST_EPOCHS": "1000", "TEST_CHECKPOINT": str(checkpoint)}
-    with harness.started(TRAIN, size, settings) as processes:
-        processes.await_output(rank, "READY")
-        processes.signal(rank, signal.SIGKILL)
-        processes.wait()
-        for other in set(range(size)) - {rank}:
-            assert processes.popens[other].returncode not in (0, None), processes.outputs()
-            named = rf"ERROR PeerLostError rank {rank}, worker {rank} .*died"  # by its connection, and so at once
-            assert re.search(named, processes.output(other)), processes.outputs()
+    error = "ERROR PeerLostError "  # told by its connection, and so at once
+    harness.assert_killed_rank_is_named(TRAIN, size, rank, error, **settings)
     assert keras.models.load_model(checkpoint).count_params() > 0
     assert [path.name for path in tmp_path.iterdir() if path.name != checkpoint.name] in ([], _partial(tmp_path, rank))
 

@@ -1,8 +1,5 @@
 """Gossip: trajectories against NumPy, everything of Keras beside it, and what becomes of failures."""
 
-import re
-import signal
-
 import pytest
 
 from tests.multiprocess import harness
@@ -37,18 +34,9 @@ def test_gossip(size, check, passes):
     ],
 )
 def test_unfit_topologies_raise(case, size, message, tmp_path):
-    with harness.started([PROGRAM, str(tmp_path)], size, {"TEST_CASES": case}) as processes:
-        for end in processes.wait():
-            assert end.code, end.output
-            assert re.search(message, end.output), end.output
+    harness.assert_all_fail([PROGRAM, str(tmp_path)], message, size, TEST_CASES=case)
 
 
 @pytest.mark.parametrize("settings", [{}, {"TEST_ASYNCHRONOUS": "1"}], ids=["in rounds", "in pairs"])
 def test_killed_rank_is_named(settings, tmp_path):
-    with harness.started([PROGRAM, str(tmp_path)], 3, {"TEST_CASES": "endless", **settings}) as processes:
-        processes.await_output(1, "READY")
-        processes.signal(1, signal.SIGKILL)
-        processes.wait()
-        for other in (0, 2):
-            assert processes.popens[other].returncode not in (0, None), processes.outputs()
-            assert re.search("PeerLostError: .*rank 1, worker 1 .*died", processes.output(other)), processes.outputs()
+    harness.assert_killed_rank_is_named([PROGRAM, str(tmp_path)], TEST_CASES="endless", **settings)

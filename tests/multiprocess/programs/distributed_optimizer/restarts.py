@@ -5,6 +5,7 @@ import os
 import keras
 import pytest
 import tensorflow as tf
+from interrupting import Interrupts
 from world import BATCH, FOLDER, STEPS, X, Y, assert_alike, assert_equal, fit, make_model, rank, share, size
 
 import tfdist
@@ -49,22 +50,6 @@ def resumed():
     assert_alike(model)
 
 
-class Ends(keras.callbacks.Callback):
-    """Interrupts training in an epoch."""
-
-    def __init__(self, epoch):
-        super().__init__()
-        self._epoch = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == self._epoch:
-            raise KeyError("interrupted")
-
-
-def stop(batch, logs):
-    raise KeyError("in the first epoch")
-
-
 def committed():
     """Training that was interrupted goes on where it was, with all that each process had kept back."""
     for compression in (None, tfdist.compression.TopK(0.25)):
@@ -77,7 +62,7 @@ def committed():
         expected = made()
         expected.fit(share(X), share(Y), batch_size=BATCH // size, epochs=4, shuffle=False, verbose=0)
         with pytest.raises(KeyError, match="interrupted"):
-            fit(made(), share(X), share(Y), epochs=4, callbacks=[tfdist.callbacks.CommitState(place), Ends(2)])
+            fit(made(), share(X), share(Y), epochs=4, callbacks=[tfdist.callbacks.CommitState(place), Interrupts(2)])
         tfdist.barrier()
         again = made()
         for variable in again.variables:
@@ -90,11 +75,8 @@ def committed():
         tfdist.barrier()
         assert not os.path.exists(place)
         tfdist.barrier()
-    commits = [
-        tfdist.callbacks.CommitState(place, save_freq=1),
-        keras.callbacks.LambdaCallback(on_train_batch_end=stop),
-    ]
-    with pytest.raises(KeyError, match="in the first epoch"):
+    commits = [tfdist.callbacks.CommitState(place, save_freq=1), Interrupts(batch=0)]
+    with pytest.raises(KeyError, match="interrupted"):
         fit(made(), share(X), share(Y), callbacks=commits)
     tfdist.barrier()
     again = made()

@@ -166,15 +166,3 @@ def stepping(strategy, model):
         return strategy.run(replica, (x, y))
 
     return step
-
-
-class Interrupts(keras.callbacks.Callback):
-    """Ends training with an error at the beginning of an epoch."""
-
-    def __init__(self, epoch):
-        super().__init__()
-        self.epoch = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == self.epoch:
-            raise KeyError("interrupted")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import Gan, Interrupts, Sets, assert_alike, assert_close, dealt, gradient, stepping
+from common import Gan, Sets, assert_alike, assert_close, dealt, gradient, stepping
+from interrupting import Interrupts
 
 import tfdist
 
@@ -146,13 +147,8 @@ def again():
     model = linear(made := strategy())
     fit(model, epochs=1)
 
-    class InterruptsSteps(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 3:
-                raise KeyError("interrupted")
-
     with pytest.raises(KeyError, match="interrupted"):
-        fit(model, callbacks=[InterruptsSteps()])
+        fit(model, callbacks=[Interrupts(batch=3)])
     fit(model, epochs=1)
     assert_alike(model)
     with made.scope():

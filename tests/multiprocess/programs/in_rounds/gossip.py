@@ -12,7 +12,6 @@ import tensorflow as tf
 from checking import run_checks
 from common import (
     Gan,
-    Interrupts,
     Stops,
     assert_alike,
     assert_close,
@@ -23,6 +22,7 @@ from common import (
     sums_are_those_of_the_whole_batch,
 )
 from gossip_reference import Training, exponential, ring
+from interrupting import Interrupts
 from replay import Recorder, replayed
 
 import tfdist
@@ -245,13 +245,8 @@ def again():
         fit(model, epochs=1)
         assert_alike(model)
 
-        class InterruptsSteps(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
-                if batch == 3:
-                    raise KeyError("interrupted")
-
         with pytest.raises(KeyError, match="interrupted"):
-            fit(model, callbacks=[InterruptsSteps()])
+            fit(model, callbacks=[Interrupts(batch=3)])
         fit(model, epochs=1)
         assert_alike(model)
 

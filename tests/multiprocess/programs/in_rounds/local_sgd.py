@@ -12,7 +12,6 @@ import tensorflow as tf
 from checking import run_checks
 from common import (
     Gan,
-    Interrupts,
     Stops,
     assert_alike,
     assert_close,
@@ -21,6 +20,7 @@ from common import (
     stepping,
     sums_are_those_of_the_whole_batch,
 )
+from interrupting import Interrupts
 from local_sgd_reference import Momentum, Training
 
 import tfdist

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import Gan, Interrupts, assert_close, dealt, gradient, in_sweeps, stepping
+from common import Gan, assert_close, dealt, gradient, in_sweeps, stepping
+from interrupting import Interrupts
 
 import tfdist
 from tfdist.local_sgd import Averaging, Outer

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import Gan, Interrupts, assert_alike, assert_close, stepping
+from common import Gan, assert_alike, assert_close, stepping
+from interrupting import Interrupts
 
 import tfdist
 
