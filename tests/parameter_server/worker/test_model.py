@@ -28,8 +28,11 @@ def test_parts_join_to_the_whole_model(servers):
         assert [value.shape for value in part.values] == shapes.shapes
         assert [slots["momentum"].shape for slots in part.slots] == shapes.shapes
         assert part.scalars is state.scalars
-    for array, other in zip(model.whole([part.values for part in parts]), values(), strict=True):
+    whole = model.whole_state(parts)
+    for array, slots, other in zip(whole.values, whole.slots, values(), strict=True):
         np.testing.assert_array_equal(array, other)
+        np.testing.assert_array_equal(slots["momentum"], other + 1)
+    assert whole.scalars is state.scalars
 
 
 def test_servers_are_told_which_rows_they_hold():

@@ -152,6 +152,24 @@ class Model:
             for pieces in parts
         ]
 
+    def whole_state(self, states: Sequence[TrainingState]) -> TrainingState:
+        """Joins the servers' parts of a state; the inverse of `part_of`.
+
+        Args:
+            states: by server, its part.
+        """
+        values = self.whole([state.values for state in states])
+        slots: list[dict[str, np.ndarray]] = [{} for _ in values]
+        for name in dict.fromkeys(name for state in states for by_name in state.slots for name in by_name):
+            missing = np.empty(0)
+            joined = self.whole([[by_name.get(name, missing) for by_name in state.slots] for state in states])
+            for by_name, array, value in zip(slots, joined, values, strict=True):
+                if array.shape == value.shape:
+                    by_name[name] = array
+        return TrainingState(
+            values, slots, max((state.scalars for state in states), key=lambda scalars: int(scalars["iteration"]))
+        )
+
 
 def _unique(paths: Sequence[str]) -> list[str]:
     seen: Counter[str] = Counter()

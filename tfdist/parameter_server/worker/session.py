@@ -250,27 +250,16 @@ class Session:
     def state(self) -> TrainingState:
         """Returns values, slots and scalars of the whole model."""
         answers = self.answers(self._pulling("state"))
-        counts = [len(shard) for shard in self._model.dealing.shards]
         states = [
-            TrainingState.of_arrays(arrays, count, answer.slots, answer.scalars)
-            for (answer, arrays), count in zip(answers, counts, strict=True)
+            TrainingState.of_arrays(arrays, len(shard), answer.slots, answer.scalars)
+            for (answer, arrays), shard in zip(answers, self._model.dealing.shards, strict=True)
         ]
         for replica, shapes, (answer, _), state in zip(
             self._replicas, self._model.shapes, answers, states, strict=True
         ):
             replica.receive(answer.edition, (), shapes.layout().vectors(state.values))
             replica.take()
-        values = self._model.whole([state.values for state in states])
-        slots: list[dict[str, np.ndarray]] = [{} for _ in values]
-        for name in dict.fromkeys(name for state in states for by_name in state.slots for name in by_name):
-            missing = np.empty(0)
-            joined = self._model.whole([[by_name.get(name, missing) for by_name in state.slots] for state in states])
-            for by_name, array, value in zip(slots, joined, values, strict=True):
-                if array.shape == value.shape:
-                    by_name[name] = array
-        return TrainingState(
-            values, slots, max((state.scalars for state in states), key=lambda scalars: int(scalars["iteration"]))
-        )
+        return self._model.whole_state(states)
 
     def report(self) -> ModelReport:
         """Returns what the servers have done so far for the model."""
