@@ -63,13 +63,14 @@ def test_digits_are_learnt(mode):
 @pytest.fixture(scope="module")
 def cases(request):
     """What both workers found in each case of `programs/servers_equal.py`, by name."""
-    program = str(harness.PROGRAMS / "servers_equal.py")
+    program = [str(harness.PROGRAMS / "servers_equal.py")]
     names = ",".join(selected(request, "test_synchronous_steps_equal_one_process"))
-    ended = harness.tfdist("run", "-n", "2", "--ps", "2", "--output", "all", program, TEST_CASES=names)
+    given = harness.tf_configs(("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1))
+    with harness.started(program, 4, {"TEST_CASES": names}, per_rank=given) as processes:
+        ended = processes.wait()
+        assert [end.code for end in ended] == [0] * 4, processes.outputs()
     harness.assert_nothing_left()
-    results = [json.loads(line.partition("RESULT ")[2]) for line in ended.stdout.splitlines() if "RESULT " in line]
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert len(results) == 2, ended.stdout + ended.stderr
+    results = harness.results(ended[:2])
     return {name: (result, results[1][name]) for name, result in results[0].items()}
 
 

@@ -2,10 +2,13 @@
 
     python -m tests.seams.standing > tests/seams/standing.txt
 
-With the argument ``backwards`` features are installed in the other order, which must make no difference.
+With the argument ``backwards`` features are installed in the other order, which must make no difference. It imports
+Keras so that `test_order.py` can run it in forks.
 """
 
 import sys
+
+import keras  # noqa: F401
 
 from tfdist.model_parallel import keras_placement
 from tfdist.optimizers import keras_optimizers

@@ -1,7 +1,5 @@
 """What stands on each function of Keras and TensorFlow is what `standing.txt` says, whichever feature came first."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,17 +15,8 @@ REMEDY = "if that is meant to be, run: python -m tests.seams.standing > tests/se
 
 @pytest.mark.parametrize("arguments", [(), ("backwards",)])
 def test_installed_wrappers_equal_the_list(arguments):
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.seams.standing", *arguments],
-        cwd=LISTED.parents[2],
-        env=harness.environment(),
-        capture_output=True,
-        text=True,
-        timeout=harness.DEADLINE,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == LISTED.read_text(), REMEDY
+    (ended,) = harness.run([str(LISTED.with_name("standing.py")), *arguments], 1)
+    assert ended.output == LISTED.read_text(), REMEDY
 
 
 def test_all_that_is_listed_has_a_place_and_known_parameters():

@@ -1,7 +1,7 @@
 """Runs blocks of Python from the docs, each with names of its own; see `tests/test_docs.py`.
 
-The blocks come as JSON on standard input, ``{"where": …, "code": …}``; what went wrong with which goes to the file that
-is named.
+The blocks are in ``blocks.json`` of the folder that is named, ``{"where": …, "code": …}``; what went wrong with which
+goes to ``failures.json``.
 """
 
 import json
@@ -13,8 +13,8 @@ from pathlib import Path
 import keras
 
 failures = {}
-folder = Path.cwd()
-for number, block in enumerate(json.load(sys.stdin)):
+folder = Path(sys.argv[1])
+for number, block in enumerate(json.loads((folder / "blocks.json").read_text())):
     block_folder = folder / str(number)
     block_folder.mkdir()
     os.chdir(block_folder)
@@ -24,4 +24,4 @@ for number, block in enumerate(json.load(sys.stdin)):
         exec(compile(block["code"], block["where"], "exec"), {"__name__": "__main__"})
     except (Exception, SystemExit):
         failures[block["where"]] = traceback.format_exc()
-Path(sys.argv[1]).write_text(json.dumps(failures))
+(folder / "failures.json").write_text(json.dumps(failures))

@@ -16,12 +16,14 @@ def worker_results(request, tmp_path_factory):
     """What each worker says of each selected program, by name."""
     names = [item.callspec.params["name"] for item in request.session.items if item.module is request.module]
     tmp_path = tmp_path_factory.mktemp("servers")
-    arguments = ("run", "-n", "2", "--ps", "1", "--output", "all", str(RUNNER), str(tmp_path), *names)
-    ended = harness.tfdist(*arguments, TEST_FOLDER=str(tmp_path))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    lines = [line for line in ended.stdout.splitlines() if "RESULT " in line]
-    results = [json.loads(line.partition("RESULT ")[2]) for line in lines]
+    given = harness.tf_configs(("worker", 0), ("worker", 1), ("ps", 0))
+    command, settings = [str(RUNNER), str(tmp_path), *names], {"TEST_FOLDER": str(tmp_path)}
+    with harness.started(command, len(given), settings, per_rank=given) as processes:
+        ended = processes.wait()
+        assert [end.code for end in ended] == [0] * len(given), processes.outputs()
     harness.assert_nothing_left()
+    lines = [line for end in ended for line in end.output.splitlines() if "RESULT " in line]
+    results = [json.loads(line.partition("RESULT ")[2]) for line in lines]
     return {name: [result for result in results if result["name"] == name] for name in names}
 
 
