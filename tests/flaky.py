@@ -19,7 +19,7 @@ TESTS = (
     "tests/multiprocess/test_failures.py::test_late_rank_causes_collective_timeout",
     "tests/multiprocess/test_failures.py::test_stopped_rank_is_noticed_by_heartbeats",
     "tests/multiprocess/test_gossip.py::test_killed_rank_is_named",
-    "tests/multiprocess/test_groups.py::test_one_pair_goes_on_when_a_rank_of_the_other_is_killed",
+    "tests/multiprocess/test_groups.py::test_two_pairs_train_different_models_and_one_goes_on_when_a_rank_of_the_other_is_killed",
     "tests/multiprocess/test_servers_faults.py::test_servers_that_are_gone_are_an_error",
     "tests/multiprocess/test_start.py::test_tasks_that_never_come_are_listed",
     "tests/strategies/keras/test_keras_data.py::test_distributed_datasets_are_taken_by_fit_and_evaluate",

@@ -29,23 +29,17 @@ IN_SWEEPS = ["scaled_loss", "compressed", "lossy"]
 """Which other tests have without groups; those of shares and of residuals are always run."""
 
 
-def test_two_pairs_train_different_models():
-    ends = harness.run([str(harness.PROGRAMS / "pairs.py")], 4)
-    writers = [end.output.rpartition("DONE ")[2].split()[0] for end in ends]
-    assert writers == ["True", "False", "False", "True"], writers  # the first of each pair
-    harness.assert_nothing_left()
-
-
 @checks({4: [sweep(check) if check in IN_SWEEPS else check for check in CHECKS]})
 def test_groups_train_as_plain_keras_does(size, check, passes):
     passes(size, check)
 
 
-def test_one_pair_goes_on_when_a_rank_of_the_other_is_killed():
-    program = [str(harness.PROGRAMS / "pairs.py")]
-    with harness.started(program, 4, {"TEST_KILL": "1"}) as processes:
+def test_two_pairs_train_different_models_and_one_goes_on_when_a_rank_of_the_other_is_killed():
+    with harness.started([str(harness.PROGRAMS / "pairs.py")], 4) as processes:
         ended = processes.wait()
         outputs = processes.outputs()
+        writers = [end.output.rpartition("WRITES ")[2].split()[0] for end in ended]
+        assert writers == ["True", "False", "False", "True"], outputs  # the first of each pair
         assert [end.code for end in ended] == [1, -signal.SIGKILL, 0, 0], outputs
         assert "LOST rank 1, worker 1" in ended[0].output, outputs
         for end in ended[2:]:
