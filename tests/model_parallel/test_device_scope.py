@@ -127,7 +127,7 @@ def test_a_layer_that_is_called_on_two_devices_computes_on_both(name):
     keras.utils.set_random_seed(0)
     alone = two_sequences(LAYERS[name](), "CPU:0", "CPU:0")
     for each_model in (model, alone):
-        each_model.compile("adam", "mse")
+        each_model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
     operations = executed(train_step(model, 5, 4, inputs=2))
     assert [operation for operation in operations if operation.is_elsewhere] == []
     counts = places(operations, "MatMul")
@@ -138,7 +138,7 @@ def test_a_layer_that_is_called_on_two_devices_computes_on_both(name):
     steps = train_step(model, 5, 4, inputs=2), train_step(alone, 5, 4, inputs=2)
     alone.set_weights(model.get_weights())
     for each_model in (model, alone):
-        each_model.compile("adam", "mse")
+        each_model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
     for _ in range(20 if name == "lstm" else 5):
         for step in steps:
             step()
@@ -295,7 +295,7 @@ class Gan(keras.Model):
             self.generator = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8)])
         with device_scope(second_device):
             self.discriminator = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-        self.optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01)]
+        self.optimizers = [keras.optimizers.SGD(0.05, momentum=0.9) for _ in range(2)]
 
     def train_step(self, data):
         real = data[0]

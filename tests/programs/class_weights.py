@@ -12,7 +12,7 @@ flat, rare = images.reshape(-1, 64), (labels == 3).astype("float64")[:, None]
 with scope.scope():
     model = keras.Sequential([layers.Input((64,)), layers.Dense(8, "relu"), layers.Dense(1, "sigmoid")])
     model.compile(
-        keras.optimizers.Adam(0.01),
+        keras.optimizers.SGD(0.1, momentum=0.9),
         "binary_crossentropy",
         metrics=[metrics.FalsePositives(name="fp"), metrics.Precision(name="precision"), metrics.Recall(name="recall")],
         weighted_metrics=["accuracy", metrics.AUC(name="auc", curve="PR")],

@@ -32,7 +32,7 @@ def train(samples, batch):
         inputs = layers.Input((64,))
         hidden = layers.Dense(8, "tanh", kernel_regularizer="l2")(inputs)
         model = Distance(inputs, layers.Dense(1)(hidden))
-        model.compile(keras.optimizers.Adam(0.01))
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9))
     logs = Logs()
     model.fit(flat[:samples], parity[:samples], batch_size=batch, epochs=3, shuffle=False, verbose=0, callbacks=[logs])
     return {"weights": weights(model), "logs": logs.seen}

@@ -82,7 +82,7 @@ def build(model_class, **compile_arguments):
         inputs = keras.Input((64,))
         hidden = keras.layers.Dense(8, activation="tanh")(inputs)
         model = model_class(inputs, keras.layers.Dense(2)(hidden))
-        model.compile(optimizer=keras.optimizers.Adam(0.01), **compile_arguments)
+        model.compile(optimizer=keras.optimizers.SGD(0.01, momentum=0.9), **compile_arguments)
     return model
 
 

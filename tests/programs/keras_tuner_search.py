@@ -14,7 +14,7 @@ def build(hp):
     model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(units, "tanh"), keras.layers.Dense(10)])
     rate = hp.Choice("rate", [0.1, 0.01])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, metrics=["accuracy"])
     return model
 
 

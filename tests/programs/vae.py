@@ -73,7 +73,7 @@ def build(noise):
 def train(noise):
     with scope.scope():
         vae = build(noise)
-        vae.compile(optimizer=keras.optimizers.Adam(0.005))
+        vae.compile(optimizer=keras.optimizers.SGD(0.001, momentum=0.9))
     before = weights(vae)
     history = vae.fit(images, epochs=3, batch_size=48, shuffle=False, verbose=0)
     return vae, history.history, change(vae, before)

@@ -16,7 +16,7 @@ START = [rng.normal(size=shape).astype(np.float32) for shape in ((4, 3), (3,), (
 
 def built(kind=keras.Sequential, **arguments):
     model = kind([keras.layers.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(0.05, clipnorm=1.0), "mse", metrics=["mae"], **arguments)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=1.0), "mse", metrics=["mae"], **arguments)
     model.set_weights(START)
     return model
 

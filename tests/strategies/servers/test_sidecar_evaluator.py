@@ -51,7 +51,7 @@ def test_evaluator_reads_weights_trained_by_worker(pushes):
 def test_each_version_is_evaluated_once():
     """Until the job is over; then once more, if there is something newer."""
     with beside() as (strategy, evaluator):
-        model, copy = model_in(strategy), model_in(evaluator)
+        model, copy = (model_in(using, "adam", metrics=["mae"]) for using in (strategy, evaluator))
         fit(model, epochs=1)
         evaluations = threading.Semaphore(0)
         seen = keras.callbacks.LambdaCallback()
@@ -75,7 +75,7 @@ def test_each_version_is_evaluated_once():
 
 def test_fit_evaluates_the_validation_data():
     with beside() as (strategy, evaluator):
-        model, copy = model_in(strategy), model_in(evaluator)
+        model, copy = (model_in(using, metrics=["mae"]) for using in (strategy, evaluator))
         fit(model, epochs=1)
         end(evaluator)
         history = fit(copy, validation_data=DATA)
@@ -94,7 +94,7 @@ def test_non_trainable_weights_are_the_chiefs():
         with strategy.scope():
             layers = [keras.layers.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
             model = keras.Sequential(layers)
-            model.compile("adam", "mse", metrics=["mae"])
+            model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
         return model
 
     def statistics(model):

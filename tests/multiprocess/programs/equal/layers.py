@@ -61,7 +61,9 @@ def frozen_layer_and_no_gradient():
         unused(hidden)
         model = keras.Model(inputs, keras.layers.Dense(10)(hidden))
         model.unused = unused
-        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.compile(
+            keras.optimizers.SGD(0.05, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        )
     return fitted(model)
 
 
