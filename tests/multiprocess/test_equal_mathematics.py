@@ -29,6 +29,7 @@ IN_SWEEPS = [
     *"arrays_shuffled_with_a_seed sum_over_valid_steps".split(),
     *"generator several_inputs_and_outputs own_train_step mixed_bfloat16 weight_decay_and_ema".split(),
     *"pydataset validation_split sample_weight train_on_batch mixed_float16 own_compute_loss".split(),
+    *"stateful_metrics logs_of_a_traced_step".split(),
     # What tests of callbacks and of loss scaling have, too.
     *"batch_normalization_is_equal_on_all_ranks loss_scale_optimizer".split(),
     # One more layer, loss or kind of clipping, where others show what is the same for all.
@@ -37,6 +38,7 @@ IN_SWEEPS = [
     *"batch_not_divisible clipping_by_norm mean_by_sample_weights added_mean compute_average_loss_in_fit".split(),
     *"embedding_where_dense_is_cheaper small_table_with_adagrad_and_clipping regularization several_outputs".split(),
     *"convolution_and_recurrence mixed_float16_without_samples prediction_over_files run_eagerly".split(),
+    "attention_without_samples",
 ]
 ALL = re.findall(r"^@(?:case|spread)\ndef (\w+)", SOURCE, re.MULTILINE) + [f"optimizer_{name}" for name in OPTIMIZERS]
 SPREAD = [*re.findall(r"^@spread\ndef (\w+)", SOURCE, re.MULTILINE), "optimizer_SGD", "optimizer_Adam"]

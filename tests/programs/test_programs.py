@@ -44,7 +44,7 @@ IN_SWEEPS = [
     # Where features meet that others have one by one.
     "state_beside_optimizers",
 ]
-ON_TWO = ["keras_tuner_search", "vae"]
+ON_TWO = ["custom_train_step", "keras_tuner_search", "stopping_early", "vae"]
 """The dearest ones, which three processes show no better than two."""
 NOT_SHARDED = {
     "horovod_style": "trains without a strategy",

@@ -24,7 +24,7 @@ def of_several():
 
 
 def ways():
-    """Own optimizers, backward passes, schedules, and sums."""
+    """Own optimizers, backward passes, and sums."""
     assert_equal(
         fit(make_model(tfdist.DistributedOptimizer(Halved(0.1))), share(X), share(Y)),
         fit(plain_model(Halved(0.1)), X, Y),
@@ -32,9 +32,6 @@ def ways():
     accumulating = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3)
     passes = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), backward_passes_per_step=3)
     assert_equal(fit(make_model(passes), share(X), share(Y)), fit(plain_model(accumulating), X, Y))
-    rates = keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.5)
-    scheduled = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(rates)))
-    assert_equal(fit(scheduled, share(X), share(Y)), fit(make_model(keras.optimizers.SGD(rates)), X, Y))
     sums = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1 / size), average=False))
     assert_equal(fit(sums, share(X), share(Y)), fit(plain_model(keras.optimizers.SGD(0.1)), X, Y))
     if os.environ.get("TEST_SWEEP"):
@@ -42,7 +39,10 @@ def ways():
 
 
 def further_ways():
-    """Eager steps, several in a call, a rate that a callback sets, and several optimizers."""
+    """Schedules, eager steps, several in a call, a rate that a callback sets, and several optimizers."""
+    rates = keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.5)
+    scheduled = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(rates)))
+    assert_equal(fit(scheduled, share(X), share(Y)), fit(make_model(keras.optimizers.SGD(rates)), X, Y))
     eager = make_model(tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1)), run_eagerly=True)
     assert_equal(fit(eager, share(X), share(Y)), fit(make_model(keras.optimizers.Adam(0.1)), X, Y))
     several = make_model(tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1)), steps_per_execution=3)

@@ -130,7 +130,8 @@ def synchronous():
     np.testing.assert_allclose(model.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-8)
     np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-9)
     sums_are_those_of_the_whole_batch(linear, tfdist.GossipStrategy(topology="complete"), 1)
-    callbacks_set_rates_and_weights(linear, tfdist.GossipStrategy(topology="complete"))
+    if os.environ.get("TEST_SWEEP"):  # local SGD has it, too, by the same code
+        callbacks_set_rates_and_weights(linear, tfdist.GossipStrategy(topology="complete"))
 
 
 WAYS = (
@@ -200,7 +201,7 @@ def stopped():
     """One process ends the steps of all, from neighbour to neighbour, in an epoch that has no end."""
 
     endless = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH, drop_remainder=True).repeat()
-    for arguments in (*WAYS[1:3], WAYS[4], *in_sweeps(WAYS[0], WAYS[3])):
+    for arguments in (WAYS[1], WAYS[4], *in_sweeps(WAYS[0], WAYS[2], WAYS[3])):
         model, stops = linear(tfdist.GossipStrategy(**arguments)), Stops(4 if rank == size - 1 else None)
         history = model.fit(endless, epochs=3, verbose=0, callbacks=[stops]).history
         assert len(history["loss"]) == 1
@@ -292,8 +293,7 @@ def uneven():
 
 def compressed():
     """Fewer bytes, and it still learns."""
-    sent = {}
-    for compression in (None, TopK(0.05), *in_sweeps(Int8())):
+    for compression in (TopK(0.05), *in_sweeps(Int8())):
         strategy = tfdist.GossipStrategy(compression=compression)
         keras.utils.set_random_seed(1)
         with strategy.scope():
@@ -303,12 +303,12 @@ def compressed():
         fit(model, epochs=1)
         before = strategy.communication()["bytes"]
         losses = fit(model, epochs=10)["loss"]
-        sent[repr(compression)] = strategy.communication()["bytes"] - before
+        sent = strategy.communication()["bytes"] - before
         assert losses[-1] < losses[0] / 2, losses
         assert_alike(model)
-    if size > 1:
-        plain, *others = sent.values()
-        assert all(byte_count < plain * 0.7 for byte_count in others), sent
+        neighbours, steps = min(2, size - 1), 10 * ROWS // BATCH  # each gets all weights in each step
+        plain = neighbours * steps * sum(weight.numpy().nbytes for weight in model.weights)
+        assert size == 1 or sent < 0.7 * plain, (sent, plain)
 
 
 def restarted():
