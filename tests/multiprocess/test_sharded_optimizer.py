@@ -30,3 +30,8 @@ def test_different_arguments_on_ranks_raise(tmp_path):
 
 def test_killed_rank_is_named(tmp_path):
     harness.assert_killed_rank_is_named([PROGRAM, str(tmp_path)], TEST_CASES="endless")
+
+
+def test_saving_on_one_rank_alone_is_named(tmp_path):
+    message = "save, load or export of optimizers of sharded strategy 0, which all processes call"
+    harness.assert_all_fail([PROGRAM, str(tmp_path)], message, TEST_CASES="alone")

@@ -176,10 +176,10 @@ class Between(keras.callbacks.Callback):
 
 
 def test_a_saved_model_has_the_servers_state(tmp_path):
-    alone = model_in()
+    alone = model_in(optimizer="adam")
     fit(alone)
     with served() as (strategy,):
-        model = model_in(strategy)
+        model = model_in(strategy, "adam")
         fit(model)
         model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
@@ -220,7 +220,7 @@ def test_saving_keeps_learning_rate_set_by_callback(saves, tmp_path):
 
 
 def test_training_goes_on_from_a_saved_model(tmp_path):
-    alone = model_in()
+    alone = model_in(optimizer="adam")
     fit(alone)
     alone.save(tmp_path / "model.keras")
     fit(alone, epochs=1)

@@ -123,8 +123,8 @@ class Dealing:
         """
         for variable, slot in optimizer_slots.slots_by_variable(optimizer):
             self.add_slot(slot, variable)
-        kept = optimizer_slots.optimizer_variables(optimizer)
-        return [variable for variable in kept if id(variable) not in self._slots and len(variable.shape)]
+        kept = {id(variable): variable for variable in optimizer_slots.optimizer_variables(optimizer)}
+        return [variable for place, variable in kept.items() if place not in self._slots and len(variable.shape)]
 
     def assign_part(self, slot: Any, value: Any) -> None:
         """Assigns this process's rows of a value to a slot that is cut; leaves other variables as they are.

@@ -66,7 +66,7 @@ def weight_decay_and_ema():
 
 @spread
 def gradient_accumulation():
-    return fitted(mlp(lambda: keras.optimizers.SGD(0.1, 0.9, gradient_accumulation_steps=2, clipnorm=0.01)))
+    return fitted(mlp(lambda: keras.optimizers.Adam(gradient_accumulation_steps=2, clipnorm=0.01)))
 
 
 @spread
