@@ -84,3 +84,15 @@ def test_unknown_input_shape_raises():
     model = keras.Model(inputs, keras.layers.Dense(4)(inputs))
     with pytest.raises(ValueError, match="Give the model an Input of known shape"):
         analyze(model)
+
+
+def test_a_divided_optimizer_is_counted_beside_the_calls():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    analysis = analyze(model, 4, shard="optimizer", processes=2)
+    assert sum(analysis.footprint.slots) == 2 * 4 * model.count_params()
+    assert "The optimizer is divided. Its variables for weights take" in " ".join(str(analysis).split())
+    assert analyze(model).footprint is None
+    for arguments, message in (({"shard": "weights"}, "None or 'optimizer'"), ({"processes": 1}, "at least 2; got 1")):
+        with pytest.raises(ValueError, match=message):
+            analyze(model, **arguments)

@@ -13,6 +13,7 @@ from tfdist.model_parallel.call_graph import Call, CallGraph
 from tfdist.model_parallel.call_shapes import shapes_of
 from tfdist.model_parallel.flops import UnknownShapeError, flops
 from tfdist.model_parallel.model_calls import ModelCall, ModelCalls, clear_losses
+from tfdist.strategies.divided.footprint import Footprint, planned
 
 _UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 
@@ -23,11 +24,13 @@ class Analysis(CallGraph):
     Attributes:
         batch_size: number of samples that the figures are for.
         calls: `Call` objects, in the order in which the model makes the calls.
+        footprint: bytes of weights, of the optimizer's variables and of a step, if these are divided; else None.
     """
 
-    def __init__(self, calls: list[Call], batch_size: int) -> None:
+    def __init__(self, calls: list[Call], batch_size: int, footprint: Footprint | None = None) -> None:
         super().__init__(calls)
         self.batch_size = batch_size
+        self.footprint = footprint
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -68,6 +71,8 @@ class Analysis(CallGraph):
                 if self.work
                 else f"Side by side: {parts}"
             )
+        if self.footprint is not None:
+            console.print(f"The optimizer is divided. {self.footprint}")
         return text.getvalue()
 
     def draw(self, path: Any) -> None:
@@ -84,7 +89,7 @@ class Analysis(CallGraph):
         draw(self, path)
 
 
-def analyze(model: Any, batch_size: int = 1) -> Analysis:
+def analyze(model: Any, batch_size: int = 1, *, shard: str | None = None, processes: int = 2) -> Analysis:
     """Counts what each call of a model computes and keeps.
 
     Floating-point operations are those of the forward pass, counted by `tfdist.model_parallel.flops` in TensorFlow's
@@ -94,15 +99,24 @@ def analyze(model: Any, batch_size: int = 1) -> Analysis:
     Args:
         model: a Functional or Sequential model. Models inside it are opened, unless they are called more than once.
         batch_size: number of samples of a batch.
+        shard: ``"optimizer"`` also counts what each process keeps and sends under
+            `tfdist.AllReduceStrategy` with ``shard="optimizer"``. The model is compiled; nothing is trained or
+            allocated.
+        processes: number of processes, for ``shard``; at least 2.
 
     Returns:
         The calls, with the work W, the depth D, the critical path, and the branches that could run side by side.
 
     Raises:
-        ValueError: the model has no graph, since it is a subclass or is not built; or a shape is known at run time
-            only.
+        ValueError: the model has no graph, since it is a subclass or is not built; a shape is known at run time only;
+            or, for ``shard``, the model is not compiled, or its optimizer cannot be divided so.
     """
-    return analysis_of(ModelCalls(model), batch_size)
+    if shard not in (None, "optimizer"):
+        raise ValueError(f"tfdist.analyze: shard must be None or 'optimizer'; got {shard!r}")
+    if not isinstance(processes, int) or processes < 2:
+        raise ValueError(f"tfdist.analyze: processes must be an integer of at least 2; got {processes!r}")
+    analysis = analysis_of(ModelCalls(model), batch_size)
+    return Analysis(list(analysis.calls), batch_size, planned(model, processes)) if shard else analysis
 
 
 def analysis_of(model_calls: ModelCalls, batch_size: int, open_size: int | None = None) -> Analysis:

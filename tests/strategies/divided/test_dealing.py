@@ -39,8 +39,7 @@ def test_each_slot_is_on_one_rank_and_other_variables_are_on_all(optimizer):
         with described_variables.describing():
             made = optimizer(use_ema=True, gradient_accumulation_steps=2)
             made.build(trained)
-        assert dealing.find_slots(made) == []
-        dealing.place(made)
+        assert dealing.place(made) == []
         dealing.place(made)  # changes nothing
         kept.append([not described_variables.is_elsewhere(variable) for variable in made.variables])
         assert all(dealing.owner(slot).owner in (0, 1) for slot in dealing.slots)
@@ -61,8 +60,7 @@ def test_large_variables_are_cut(monkeypatch):
         with described_variables.describing():
             optimizer = keras.optimizers.Ftrl(initial_accumulator_value=0.25)
             optimizer.build([constrained, large])
-        assert dealing.find_slots(optimizer) == []
-        dealing.place(optimizer)
+        assert dealing.place(optimizer) == []
         assert dealing.owner(constrained).owner is not None, "a constraint looks at the whole variable"
         slots = [slot for slot in dealing.slots if slot.shape == (10, 2)]
         assert all(described_variables.is_elsewhere(slot) for slot in slots)
@@ -104,7 +102,7 @@ def test_slots_in_dictionaries_are_found_and_strays_are_named():
     optimizer = Own(0.1)
     optimizer.build(trained)
     dealing = Dealing(trained, 2, 0)
-    assert [variable.name for variable in dealing.find_slots(optimizer)] == ["history"]
+    assert {variable.name for variable in dealing.place(optimizer)} == {"history"}
     assert [id(slot) for slot in dealing.slots] == [id(slot) for slot in optimizer.sums.values()]
 
 

@@ -13,12 +13,13 @@ import tensorflow as tf
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.owned import Owned
 from tfdist.notices import notice
-from tfdist.private.optimizers import updates_elements_apart, variables_of
+from tfdist.private.optimizers import variables_of
 from tfdist.strategies.abilities import DealsVariables
 from tfdist.strategies.all_reduce import keras_sharded
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
-from tfdist.strategies.divided.dealing import Dealing, contained
+from tfdist.strategies.divided.dealing import Dealing, contained, cuts
 from tfdist.strategies.divided.described_variables import allocate, is_elsewhere
+from tfdist.strategies.divided.footprint import footprint_of
 from tfdist.strategies.divided.optimizer_slots import optimizer_variables
 from tfdist.strategies.divided.remote_variables import RemoteVariables
 from tfdist.strategies.keras import keras_variables
@@ -47,8 +48,7 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
         """Deals the variables of an optimizer; see `DealsVariables`."""
         if self.group.size == 1 or len(contained([optimizer])) > 1:  # those that it contains are dealt
             return
-        cuts = updates_elements_apart(optimizer) and not optimizer.clipnorm
-        dealing = Dealing(variables, self.group.size, self.group.rank, cuts)
+        dealing = Dealing(variables, self.group.size, self.group.rank, cuts(optimizer))
         if dealing.is_complete:
             self._dealings[optimizer] = dealing
         elif self.is_writer:
@@ -79,11 +79,9 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
     def _allocate(self, optimizer: Any, dealing: Dealing) -> None:
         strategy = self._container_strategy()
         in_scope = tf.distribute.get_strategy() is strategy
-        strays = dealing.find_slots(optimizer)
         with self.local_only(), contextlib.nullcontext() if in_scope else strategy.scope():  # others hold others
-            if not strays:
-                dealing.place(optimizer)
-            else:
+            strays = dealing.place(optimizer)
+            if strays:
                 del self._dealings[optimizer]
                 for variable in optimizer_variables(optimizer):
                     allocate(variable)
@@ -149,7 +147,7 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
 
 
 def _tell(optimizer: Any, dealing: Dealing, strays: Sequence[Any]) -> None:
-    """Tells what the optimizer's variables take, and what a step sends if its gradients are dense."""
+    """Tells what the optimizer's variables take, and what a step sends; or why the optimizer is not divided."""
     if strays:
         log.warning(
             "tfdist: shard='optimizer' does not know to which weight the variable %s of the optimizer %s belongs: each "
@@ -159,13 +157,4 @@ def _tell(optimizer: Any, dealing: Dealing, strays: Sequence[Any]) -> None:
             optimizer.name,
         )
         return
-    slots, weights = dealing.nbytes(dealing.slots), dealing.nbytes(dealing.updated)
-    sent = 2 * (sum(weights) - min(weights))  # in a ring: all parts but one each way
-    notice(
-        "tfdist: the variables of the optimizer %s take %s MB in all, and at most %s MB in each of %d processes. Each "
-        "process has the weights, which take %s MB, and sends up to %s MB in a step.",
-        optimizer.name,
-        *(f"{nbytes / 1e6:,.1f}" for nbytes in (sum(slots), max(slots))),
-        dealing.processes,
-        *(f"{nbytes / 1e6:,.1f}" for nbytes in (sum(weights), sent)),
-    )
+    notice("tfdist: the optimizer %s is divided. %s", optimizer.name, footprint_of(dealing))

@@ -112,20 +112,6 @@ class Dealing:
         _, _, part = self._parts.get(id(variable), (None, None, variable))
         return part
 
-    def find_slots(self, optimizer: Any) -> list[Any]:
-        """Finds the slots that the optimizer keeps.
-
-        Args:
-            optimizer: the optimizer, built.
-
-        Returns:
-            Variables of the optimizer that belong to none of those that it updates, other than scalars.
-        """
-        for variable, slot in optimizer_slots.slots_by_variable(optimizer):
-            self.add_slot(slot, variable)
-        kept = {id(variable): variable for variable in optimizer_slots.optimizer_variables(optimizer)}
-        return [variable for place, variable in kept.items() if place not in self._slots and len(variable.shape)]
-
     def assign_part(self, slot: Any, value: Any) -> None:
         """Assigns this process's rows of a value to a slot that is cut; leaves other variables as they are.
 
@@ -137,16 +123,35 @@ class Dealing:
             _, rows, part = self._parts[id(slot)]
             part.assign(tf.cast(value[rows], part.dtype))
 
-    def place(self, optimizer: Any) -> None:
+    def find_slots(self, optimizer: Any) -> list[Any]:
+        """Finds the slots that an optimizer keeps.
+
+        Args:
+            optimizer: the optimizer, built.
+
+        Returns:
+            Variables of the optimizer, other than scalars, of which it is not known to which weight they belong.
+        """
+        for variable, slot in optimizer_slots.slots_by_variable(optimizer):
+            self.add_slot(slot, variable)
+        variables = optimizer_slots.optimizer_variables(optimizer)
+        return [variable for variable in variables if id(variable) not in self._slots and len(variable.shape)]
+
+    def place(self, optimizer: Any) -> list[Any]:
         """Allocates the optimizer's variables that this process holds, and leaves the others to their owners.
 
         Args:
-            optimizer: the optimizer, built, of which `find_slots` has found all; the caller is in the scope of its
-                strategy, and in `local_only` there.
+            optimizer: the optimizer, built; the caller is in the scope of its strategy, and in `local_only` there.
+
+        Returns:
+            Those that `find_slots` returns; if there are any, nothing is allocated.
         """
         variables = optimizer_slots.optimizer_variables(optimizer)
         if len(variables) == self._placed:
-            return
+            return []
+        strays = self.find_slots(optimizer)
+        if strays:
+            return strays
         self._placed = len(variables)
         for variable in variables:
             owner = self._owners.get(id(variable), Ownership(self.rank))
@@ -164,6 +169,7 @@ class Dealing:
             if owner.owner is None and id(variable) not in self._parts:
                 rows, key = owner.rows(self.rank), optimizers.key_of(optimizer, variable)
                 self._parts[id(variable)] = variable, rows, described_variables.rows_of(variable, rows, key)
+        return []
 
     def refresh(self) -> None:
         """Gives the parts of variables that are cut the variables' values; in a replica, or eagerly outside of all.
@@ -183,14 +189,23 @@ class Dealing:
             yield
 
 
-def contained(optimizers: Iterable[Any]) -> list[Any]:
+def cuts(optimizer: Any) -> bool:
+    """Returns whether an optimizer's variables may be cut by rows: it updates each element apart.
+
+    Args:
+        optimizer: a Keras optimizer.
+    """
+    return optimizers.updates_elements_apart(optimizer) and not optimizer.clipnorm
+
+
+def contained(outer: Iterable[Any]) -> list[Any]:
     """Returns optimizers together with those that they contain, each once.
 
     Args:
-        optimizers: Keras optimizers.
+        outer: Keras optimizers.
     """
     by_id: dict[int, Any] = {}
-    for optimizer in optimizers:
+    for optimizer in outer:
         inner = getattr(optimizer, "inner_optimizer", None)
         parts = [*getattr(optimizer, "optimizers", ()), *([] if inner is None else [inner])]
         by_id.update((id(part), part) for part in (optimizer, *contained(parts)))

@@ -114,9 +114,12 @@ def sweep():
 
 def memory():
     """Each rank holds Adam's variables of its own weights, or whole ones, if the optimizer looks at whole ones."""
+    made = strategy()
     for optimizer, largest in ((keras.optimizers.Adam, 2000), (keras.optimizers.Lamb, 2 * 35_000)):
-        model = compiled(optimizer, strategy())
-        fit(model, 1)
+        model = compiled(optimizer, made)
+        with made.scope():
+            model.optimizer.build(model.trainable_variables)
+        made.extended.place(model)
         counts = [int(count) for count in tfdist.all_gather(tf.constant([held(model.optimizer)[0]]))]
         everything = sum(int(np.prod(variable.shape)) for variable in model.optimizer.variables)
         assert sum(counts) == everything + 2 * (size - 1), (counts, everything)  # the rate and the number of updates
@@ -261,12 +264,14 @@ def mismatched():
 
 
 def alone():
-    """The chief alone saves, while others train on."""
-    model = compiled(keras.optimizers.Adam, strategy())
-    fit(model, 1)
+    """The chief alone saves, while others wait for something else."""
+    made = strategy()
+    model = compiled(keras.optimizers.Adam, made)
+    with made.scope():
+        model.optimizer.build(model.trainable_variables)
     if rank == 0:
         model.save_weights(os.path.join(FOLDER, "alone.weights.h5"))
-    fit(model, 1)
+    tfdist.barrier()
 
 
 def endless():
