@@ -54,7 +54,7 @@ def test_large_variables_are_cut(monkeypatch):
     monkeypatch.setattr("tfdist.sharding._SPLIT_BYTES", 0)
     constrained = keras.Variable(np.zeros((9, 5), "float32"), name="constrained")
     constrained.constraint = keras.constraints.NonNeg()
-    large = keras.Variable(np.arange(20.0).reshape(10, 2), dtype="float32")
+    large = keras.Variable(np.arange(20.0).reshape(10, 2), dtype="float32", name="large")
     for rank in range(2):
         dealing = Dealing([constrained, large], 2, rank, cuts=True)
         with described_variables.describing():
@@ -72,6 +72,7 @@ def test_large_variables_are_cut(monkeypatch):
         dealing.refresh()
         with dealing.parts():
             assert large.shape == slots[0].shape == (5, 2)
+            assert large.value.name == "large:0", "names say which weights do not decay"
             np.testing.assert_array_equal(
                 large.numpy(), 100 * (rank + 1) + np.arange(20.0).reshape(10, 2)[5 * rank :][:5]
             )

@@ -212,8 +212,8 @@ def rows_of(variable: Any, rows: slice, key: str) -> Any:
         rows: the rows.
         key: key by which an optimizer knows the variable.
     """
-    with tf.init_scope():
-        part = tf.Variable(keras_variables.copy_of(variable)[rows], trainable=False, name="rows")
+    with tf.init_scope():  # of the same name, as weight decay is left out by names
+        part = tf.Variable(keras_variables.copy_of(variable)[rows], trainable=False, name=variable.name)
     setattr(part, _KEY, key)
     return part
 

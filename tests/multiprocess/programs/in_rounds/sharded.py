@@ -26,10 +26,18 @@ generator = np.random.default_rng(0)
 X = np.concatenate([generator.normal(size=(ROWS, 5)), generator.integers(0, 7, (ROWS, 2))], axis=1)
 Y = generator.normal(size=(ROWS, 3))
 
-OPTIMIZERS = {
-    "averages": lambda: keras.optimizers.AdamW(
+
+def averages():
+    """An optimizer that leaves weights out of the decay by their names, one that is cut among them."""
+    optimizer = keras.optimizers.AdamW(
         0.01, weight_decay=0.1, global_clipnorm=0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3
-    ),
+    )
+    optimizer.exclude_from_weight_decay(var_names=["embeddings", "bias"])
+    return optimizer
+
+
+OPTIMIZERS = {
+    "averages": averages,
     "accumulated": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, clipnorm=0.1),
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=256.0, dynamic_growth_steps=3
