@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.strategies.divided import described_variables
 from tfdist.strategies.divided.dealing import Dealing, contained
@@ -80,6 +81,12 @@ def test_large_variables_are_cut(monkeypatch):
         dealing.assign_part(slots[0], np.arange(20.0).reshape(10, 2))
         assert float(dealing.part(slots[0])[0, 0]) == 10 * rank
         assert dealing.nbytes(slots) == [80, 80]
+
+
+def test_variables_of_tensorflow_stay_whole(monkeypatch):
+    monkeypatch.setattr("tfdist.sharding._SPLIT_BYTES", 0)
+    large = tf.Variable(np.zeros((10, 2), "float32"))
+    assert Dealing([large, keras.Variable([1.0])], 2, 0, cuts=True).owner(large).owner == 0
 
 
 def test_a_process_without_a_variable_is_told():

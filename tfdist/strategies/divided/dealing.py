@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.private import optimizers
@@ -41,7 +42,7 @@ class Dealing:
             Variable(
                 tuple(variable.shape),
                 tf.as_dtype(variable.dtype).size,
-                splits=cuts and getattr(variable, "constraint", variable) is None,
+                splits=cuts and isinstance(variable, keras.Variable) and variable.constraint is None,
             )
             for variable in variables
         ]
