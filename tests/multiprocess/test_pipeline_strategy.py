@@ -112,6 +112,7 @@ def test_pipelines_are_equal_to_plain_keras(size, check, trained):
 
 
 OTHER_DATA = "MismatchError rank {rank}: the processes of a pipeline have read different data"
+SAVED_ALONE = "rank 0 waits in save, load or export of pipeline 0, which all processes call"
 OTHER_LENGTH = "give all processes the same number of batches in each epoch and each validation"
 
 
@@ -127,6 +128,7 @@ OTHER_LENGTH = "give all processes the same number of batches in each epoch and 
             "longer": OTHER_LENGTH,
         },
         {"shorter_validation": OTHER_LENGTH},
+        {"alone": SAVED_ALONE},
     ],
     ids=" ".join,
 )

@@ -81,6 +81,14 @@ def raising():
     fit(dataset().batch(8), callbacks=[Raising()])
 
 
+def alone():
+    """The chief alone saves, while the other goes on to train."""
+    model = made()
+    if not deviates:
+        model.save_weights("nowhere/alone.weights.h5")  # which nobody writes
+    model.fit(dataset().batch(8), verbose=0)
+
+
 def endless():
     class Saying(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
