@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tests.strategies.ranked import RankedShards, in_step
 from tfdist.strategies.keras import keras_seams
+from tfdist.strategies.keras.keras_variables import copy_of
 
 SHAPES = [(3, 2), (2,), (4, 3), (5, 2)]
 ROWS = (3, 1)
@@ -83,3 +84,36 @@ def test_nothing_is_summed_outside_of_the_strategy(ranks):
         return sorted(float(variable.numpy()[0]) for variable in trained)
 
     assert ranks(2)(work) == [[-2.0, -1.0]] * 2
+
+
+def address(variable):
+    """Returns where a variable has its value, of TensorFlow's memory."""
+    return np.asarray(memoryview(tf.convert_to_tensor(variable))).ctypes.data
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_rows_have_no_memory_of_their_own_between_steps(ranks, monkeypatch, in_graph):
+    """Rows of multiples of 64 bytes, of weights with dense and with sparse gradients."""
+    monkeypatch.setattr("tfdist.sharding._SPLIT_BYTES", 0)
+
+    def work(group):
+        strategy = RankedShards(group)
+        with strategy.scope():
+            trained = [keras.Variable(np.ones(shape, "float32")) for shape in ((6, 16), (8, 32))]
+            optimizer = keras.optimizers.Adam()
+            optimizer.build(trained)
+        rows = tf.IndexedSlices(tf.ones([2, 32]), tf.constant([1, 7]), tf.constant([8, 32]))
+
+        def apply():
+            in_step(strategy, 1, 2, optimizer.apply, [tf.ones([6, 16]), rows], trained)
+
+        step = tf.function(apply) if in_graph else apply
+        distances = []
+        for _ in range(3):
+            step()
+            dealing = strategy.extended.dealing(optimizer)
+            distances += [address(dealing.part(variable)) - address(copy_of(variable)) for variable in trained]
+        assert (trained[0].numpy() != 1).all()
+        return distances
+
+    assert ranks(2)(work) == [[0, 0] * 3, [3 * 16 * 4, 4 * 32 * 4] * 3]

@@ -176,7 +176,8 @@ class Dealing:
         """Gives the parts of variables that are cut the variables' values; in a replica, or eagerly outside of all.
 
         A part has no memory of its own then, until it is assigned another value: TensorFlow's rows of a tensor are a
-        view, and to assign a view copies nothing.
+        view, and to assign a view copies nothing. Rows of other than multiples of 64 bytes are copied, and so are those
+        of a part to whose single rows the optimizer has assigned.
         """
         for variable in self._updated:
             if self.owner(variable).owner is None:
