@@ -1,6 +1,7 @@
 """What callbacks and saving do on two processes. Every rank works in a folder of its own, as on two machines."""
 
 import contextlib
+import functools
 import io
 import os
 import re
@@ -40,6 +41,22 @@ def make(optimizer=None):
     return model
 
 
+@functools.cache
+def begun():
+    model = make()
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    return model, state(model)
+
+
+def shared():
+    """The model of checks that need none of their own, as it began: so its steps are traced once for all of them."""
+    model, values = begun()
+    for variable, value in zip(variables(model), values, strict=True):
+        variable.assign(value)
+    return model
+
+
 def fit(model, epochs=2, callbacks=(), **arguments):
     return model.fit(X, Y, batch_size=50, epochs=epochs, verbose=0, callbacks=list(callbacks), **arguments)
 
@@ -54,8 +71,12 @@ def equal_values(values, other_values):
     return all((a == b).all() for a, b in zip(values, other_values, strict=False))
 
 
+def variables(model):
+    return *model.variables, *model.optimizer.variables
+
+
 def state(model):
-    return [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
+    return [variable.numpy() for variable in variables(model)]
 
 
 def weights_are_identical_to_the_last_bit():
@@ -66,7 +87,7 @@ def weights_are_identical_to_the_last_bit():
 
 
 def model_checkpoint_is_written_by_the_chief():
-    model = make()
+    model = shared()
     path = folder / "checkpoints"
     path.mkdir()
     fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path / "{epoch}.keras")])
@@ -78,7 +99,7 @@ def model_checkpoint_is_written_by_the_chief():
 
 
 def checkpoint_in_the_middle_of_an_epoch():
-    model = make()
+    model = shared()
     path = folder / "often.weights.h5"
     fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path, save_freq=3, save_weights_only=True)])
     assert path.exists() == chief
@@ -121,7 +142,7 @@ def backup_and_restore():
 
 
 def writing_callbacks():
-    model = make()
+    model = shared()
     callbacks = [keras.callbacks.TensorBoard(folder / "board"), keras.callbacks.CSVLogger(folder / "log.csv")]
     fit(model, callbacks=callbacks, validation_data=(X[:50], Y[:50]))
     assert (folder / "board").exists() == chief
@@ -131,7 +152,7 @@ def writing_callbacks():
 
 
 def early_stopping_and_plateau():
-    model = make()
+    model = shared()
     callbacks = [
         keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=1, restore_best_weights=True),
         keras.callbacks.ReduceLROnPlateau("loss", min_delta=10.0, patience=0, factor=0.5, cooldown=0),
@@ -159,7 +180,7 @@ def one_rank_wishes_to_stop_in_the_middle_of_an_epoch():
     batches = []
     counting = keras.callbacks.Callback()
     counting.on_test_batch_end = lambda batch, logs=None: batches.append(batch)
-    model = make()
+    model = shared()
     history = fit(model, epochs=5, callbacks=[Wish()]).history
     assert len(history["loss"]) == 2, history
     assert int(model.optimizer.iterations.numpy()) == 6
@@ -171,12 +192,12 @@ def one_rank_wishes_to_stop_in_the_middle_of_an_epoch():
 
 
 def save_and_load():
-    model = make()
+    model = shared()
     fit(model)
-    shared = folder.parent / "shared.keras"
-    model.save(shared)
+    path = folder.parent / "shared.keras"
+    model.save(path)
     with strategy.scope():
-        loaded = keras.models.load_model(shared)
+        loaded = keras.models.load_model(path)
     assert equal_on_all_ranks(loaded.get_weights())
     for ours, theirs in zip(state(model), state(loaded), strict=True):
         assert (ours == theirs).all()
@@ -186,7 +207,7 @@ def save_and_load():
 
 
 def the_chief_alone_saves():
-    model = make()
+    model = shared()
     fit(model)
     if chief:
         model.save(folder / "alone.keras")
@@ -197,7 +218,7 @@ def the_chief_alone_saves():
 
 
 def weights_that_only_the_chief_has():
-    model = make()
+    model = shared()
     fit(model)
     kept = model.get_weights()
     model.save_weights(folder / "own.weights.h5")
@@ -214,7 +235,7 @@ def weights_that_only_the_chief_has():
 
 
 def what_is_saved_in_several_files_or_not_over_others():
-    model = make()
+    model = shared()
     fit(model, epochs=1)
     if chief:
         model.save_weights(folder / "sharded.weights.json", max_shard_size=2.1e-6)
@@ -231,7 +252,7 @@ def what_is_saved_in_several_files_or_not_over_others():
 
 
 def nan_stops_all():
-    model = make("sgd")
+    model = shared()
     poisoned = X.copy()
     poisoned[0] = np.nan  # seen by one rank
     history = model.fit(
@@ -291,7 +312,7 @@ def weights_that_are_not_equal():
                 kernel = self.model.layers[0].kernel
                 kernel.assign(kernel + 1e-6)
 
-    model = make()
+    model = shared()
     with pytest.raises(tfdist.MismatchError, match=rf"after epoch 2 .*{model.layers[0].kernel.path} .*rank\(s\) \[1\]"):
         fit(model, epochs=3, callbacks=[Differs()])
 
@@ -299,10 +320,10 @@ def weights_that_are_not_equal():
 def weights_that_one_rank_restores_at_the_end():
     """Or that a program sets between `fit` and `evaluate`."""
     stopping = keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=1, restore_best_weights=True)
-    model = make()
+    model = shared()
     with pytest.raises(tfdist.MismatchError, match=r"after the training .*rank\(s\) \[1\]"):
         fit(model, epochs=5, callbacks=[stopping] if chief else [])
-    model = make()
+    model = shared()
     if not chief:
         model.set_weights([weight + 1 for weight in model.get_weights()])
     with pytest.raises(tfdist.MismatchError, match=r"before evaluate .*rank\(s\) \[1\]"):
@@ -311,7 +332,7 @@ def weights_that_one_rank_restores_at_the_end():
 
 def arguments_that_differ():
     """Both ranks are told at once which, and what each has; afterwards they go on."""
-    model = make()
+    model = shared()
 
     def dataset(rows):
         return tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).batch(50)
@@ -388,7 +409,7 @@ def optimizers_that_are_not_equal():
 
 
 def progress_is_shown_by_the_chief():
-    model = make()
+    model = shared()
     for arguments, expected in (({}, chief), ({"verbose": 2}, True)):
         with contextlib.redirect_stdout(io.StringIO()) as shown:
             model.fit(X, Y, batch_size=50, **arguments)
