@@ -20,7 +20,7 @@ def test_servers_learn_the_options_from_the_workers(tmp_path):
     tasks = [{"type": job, "index": index} for job in cluster for index in (0, 1)]
     configs = [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
     serve = ["-m", "tfdist.cli", "serve", "--import", "own_optimizer"]
-    path = {"PYTHONPATH": os.pathsep.join([str(harness.PROGRAMS), os.environ.get("PYTHONPATH", "")])}
+    path = {"PYTHONPATH": os.pathsep.join([str(harness.PROGRAMS), harness.environment()["PYTHONPATH"]])}
     named = [*serve, "--cluster", json.dumps(cluster), "--index", "1"]
     with (
         harness.started(serve, 1, path, per_rank=configs[2:3]) as first,

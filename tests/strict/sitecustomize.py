@@ -31,3 +31,7 @@ def install():
 
 
 install()
+if __name__ == "sitecustomize":  # not in pytest, whose tests may give Keras data of pandas
+    import optional_packages
+
+    optional_packages.hide()
