@@ -161,7 +161,7 @@ def steps_per_epoch():
 
 @spread
 def steps_per_execution():
-    return fitted(mlp(steps_per_execution=3), validation_data=(X[:50], Y[:50]))
+    return fitted(mlp(metrics=["accuracy"], steps_per_execution=3), validation_data=(X[:50], Y[:50]))
 
 
 @case
@@ -179,7 +179,7 @@ def train_on_batch():
 
 @case
 def run_eagerly():
-    return fitted(mlp(run_eagerly=True), X[:70], Y[:70], epochs=1)
+    return fitted(mlp(metrics=["accuracy"], run_eagerly=True), X[:70], Y[:70], epochs=1)
 
 
 @case

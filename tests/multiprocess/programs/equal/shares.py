@@ -11,7 +11,7 @@ IMAGES = X[:33].reshape(-1, 8, 8, 1)
 """33 samples in batches of 32: the last batch has one, so that all ranks but one have none."""
 
 
-def model_of(*layers, loss=None, optimizer="sgd", metrics=("accuracy",), shape=(64,)):
+def model_of(*layers, loss=None, optimizer="sgd", metrics=(), shape=(64,)):
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input(shape), *layers])
         model.compile(
