@@ -60,11 +60,11 @@ def test_digits(run, processes):
 
 def test_launcher_shows_one_progress_bar_of_digits(tmp_path):
     """By the launcher, which shows what one process writes."""
-    (tmp_path / "digits.py").write_text((EXAMPLES / "digits.py").read_text().replace("epochs=15", "epochs=3"))
+    (tmp_path / "digits.py").write_text((EXAMPLES / "digits.py").read_text().replace("epochs=15", "epochs=2"))
     ended = harness.tfdist("run", "-n", "2", str(tmp_path / "digits.py"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert last(r"Test accuracy: ([\d.]+)", ended.stdout) >= 0.5
-    assert ended.stdout.count("Epoch 3/3") == 1, "one progress bar is seen"
+    assert last(r"Test accuracy: ([\d.]+)", ended.stdout) >= 0.3
+    assert ended.stdout.count("Epoch 2/2") == 1, "one progress bar is seen"
 
 
 def test_custom_loop(run):

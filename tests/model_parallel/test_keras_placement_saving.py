@@ -11,6 +11,7 @@ import pytest
 
 from tests.model_parallel.executed import executed, homes, places, train_step
 from tests.model_parallel.test_device_scope import MODELS, functional, sequential, two_sequences
+from tests.multiprocess import harness
 from tests.sweeps import some, sweep
 from tfdist.model_parallel import keras_placement_saving
 from tfdist.model_parallel.device_scope import device_scope
@@ -100,7 +101,11 @@ def test_plain_keras_loads_placed_models(make, tmp_path):
     model.save(tmp_path / "model.keras")
     expected = model.predict(np.ones((1, 8), "float32"), verbose=0)
     completed = subprocess.run(
-        [sys.executable, "-c", PLAIN, str(tmp_path / "model.keras")], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", PLAIN, str(tmp_path / "model.keras")],
+        env=harness.environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert completed.returncode == 0, completed.stderr
     np.testing.assert_allclose(json.loads(completed.stdout.splitlines()[-1]), expected, rtol=1e-6)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from tests.model_parallel.test_device_scope import functional
+from tests.multiprocess import harness
 
 LOADING = """
 import json, sys
@@ -22,7 +23,11 @@ print(json.dumps([[one.value.device[-5:] for one in each.variables] for each in 
 def test_tfdist_loads_the_devices(tmp_path):
     functional().save(tmp_path / "model.keras")
     completed = subprocess.run(
-        [sys.executable, "-c", LOADING, str(tmp_path / "model.keras")], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", LOADING, str(tmp_path / "model.keras")],
+        env=harness.environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert completed.returncode == 0, completed.stderr
     plain, ours = json.loads(completed.stdout.splitlines()[-1])

@@ -1,7 +1,6 @@
 """`DynamicEmbedding` in plain Keras and on parameter servers, which are threads of this process."""
 
 import contextlib
-import os
 import subprocess
 import sys
 import threading
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.multiprocess import harness
 from tests.strategies.ranked import on_ranks
 from tests.strategies.served import served
 from tests.sweeps import some, sweep
@@ -119,7 +119,7 @@ print("ROWS", len(layers[1].export()[0]))
 
 def test_dynamic_embedding_trains_on_one_thread():
     """The table's graph must not wait for the thread that waits for it."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    environment = harness.environment()
     command = [sys.executable, "-c", ON_ONE_THREAD]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert "ROWS 8" in ended.stdout, ended.stderr
