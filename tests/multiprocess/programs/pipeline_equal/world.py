@@ -110,9 +110,11 @@ def fitted(place, model, x, y, **options):
 
 
 def state(place, model):
-    """The weights; and the variables of the file of a model, as plain Keras loads it, and of its optimizer."""
+    """The weights; and, on the chief, the variables of the file of a model, as plain Keras loads it."""
     path = place.shared / "model.keras"
     model.save(path)
-    loaded = keras.models.load_model(path)
-    variables = [variable.numpy() for variable in (*loaded.variables, *loaded.optimizer.variables)]
-    return {type(model.optimizer).__name__: [*model.get_weights(), *variables]}
+    in_file = None
+    if place.chief:
+        loaded = keras.models.load_model(path)
+        in_file = [variable.numpy() for variable in (*loaded.variables, *loaded.optimizer.variables)]
+    return {type(model.optimizer).__name__: {"weights": model.get_weights(), "in file": in_file}}
