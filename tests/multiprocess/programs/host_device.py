@@ -24,8 +24,8 @@ def trained(strategy, policy=None):
         embedded = keras.layers.Flatten()(keras.layers.Embedding(5, 4)(rows))
         hidden = keras.layers.Concatenate()([embedded, keras.layers.BatchNormalization()(numbers)])
         model = keras.Model([rows, numbers], keras.layers.Dense(1, dtype=policy)(hidden))
-        optimizer = keras.optimizers.Adam()
-        model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if policy else optimizer, "mse", metrics=["mae"])
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if policy else optimizer, "mse")
     operations = executed(lambda: model.fit(X, Y, batch_size=8, validation_data=(X, Y), verbose=0))
     return model, operations
 
