@@ -110,9 +110,9 @@ def synchronous():
         reports = {} if momentum else {"validation_data": (X[:21], Y[:21])}
         metrics = [] if momentum else ["mae"]
         plain = linear(None, momentum, metrics=metrics, run_eagerly=True)
-        expected = fit(plain, rows=51, **reports)  # some processes have no row of the last batch
+        expected = fit(plain, rows=51, epochs=2, **reports)  # some processes have no row of the last batch
         model = linear(tfdist.LocalSGDStrategy(**arguments), momentum, metrics=metrics)
-        history = fit(model, rows=51, **reports)
+        history = fit(model, rows=51, epochs=2, **reports)
         assert_close(model, plain.get_weights())
         assert_alike(model)
         if not reports:
