@@ -410,7 +410,7 @@ def test_optimizers_take_turns():
     def train(model):
         adam, momentum = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.05, momentum=0.9)
         for optimizer in (adam, momentum, adam, keras.optimizers.Adam(0.01)):
-            model.compile(optimizer, "mse")
+            model.compile(optimizer, "mse", run_eagerly=model.run_eagerly)
             fit(model, epochs=1)
 
     alone = model_in()
