@@ -58,13 +58,14 @@ def test_inferred_merge_rule_overrides_aggregation(ranks, kind, expected):
     assert on_ranks(ranks(2), work) == [[expected, expected]] * 2
 
 
-def test_booleans_are_true_where_any_is(ranks):
+@pytest.mark.parametrize("devices", [["CPU:0"], ["CPU:0", "CPU:1"]])
+def test_booleans_are_true_where_any_is(ranks, devices):
     def work(strategy):
         with strategy.scope():
             metric = Keeps(["sum"], "bool")
         return merged_values(strategy, metric, [strategy.rank == 1, False])
 
-    assert on_ranks(ranks(2), work) == [[[True, False]]] * 2
+    assert on_ranks(ranks(2), work, devices=devices) == [[[True, False]]] * 2
 
 
 @pytest.mark.parametrize("size", [1, 2])
