@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-_SPLIT_BYTES = 1 << 18
+SPLIT_BYTES = 1 << 18
 """Variables with no more bytes stay whole: updating a part would take as long as updating all."""
 
 
@@ -99,6 +99,11 @@ class Ownership:
         return str(self.owner) if self.owner is not None else f"rows {self.bounds}"
 
 
+def even_bounds(rows: int, parts: int) -> tuple[int, ...]:
+    """Returns the first row of each part, and the number of rows, so that parts differ by a row at most."""
+    return tuple(part * rows // parts for part in range(parts + 1))
+
+
 def assign_owners(variables: Sequence[Variable], processes: int) -> list[Ownership]:
     """Returns the owner of each variable, as `assign_shards` divides them over processes.
 
@@ -140,9 +145,9 @@ def assign_shards(variables: Sequence[Variable], servers: int) -> ShardAssignmen
     whole = []
     for index, variable in enumerate(variables):
         rows = variable.shape[0] if variable.shape else 1
-        if servers > 1 and variable.splits and rows >= servers and variable.nbytes > max(_SPLIT_BYTES, share / 2):
+        if servers > 1 and variable.splits and rows >= servers and variable.nbytes > max(SPLIT_BYTES, share / 2):
             row_bytes = variable.nbytes // rows
-            bounds = [server * rows // servers for server in range(servers + 1)]
+            bounds = even_bounds(rows, servers)
             for server, (begin, end) in enumerate(itertools.pairwise(bounds)):
                 shards[server].append(VariablePart(index, begin, end))
                 nbytes[server] += (end - begin) * row_bytes

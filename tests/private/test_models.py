@@ -99,3 +99,10 @@ def test_logits_can_be_read_and_set():
     joined = tf.concat([made, made], 0)
     models.set_logits(joined, tf.concat([X, X], 0))
     assert models.logits_of(joined).shape == (8, 2)
+
+
+def test_own_variables_are_without_those_of_layers_within():
+    layer = keras.layers.TimeDistributed(keras.layers.BatchNormalization())
+    layer.build((None, 2, 3))
+    assert models.own_variables(layer) == []
+    assert len(models.own_variables(layer.layer)) == 4

@@ -37,15 +37,16 @@ class Ranked(tf.distribute.Strategy):
 
 
 class RankedShards(tf.distribute.Strategy):
-    """As `tfdist.AllReduceStrategy(shard="optimizer")`, for any group.
+    """As `tfdist.AllReduceStrategy(shard=…)`, for any group.
 
     Args:
         group: the ranks.
+        extended: class of the strategy's `extended`.
     """
 
-    def __init__(self, group):
+    def __init__(self, group, extended=ShardedExtended):
         keras_seams.install()
-        super().__init__(ShardedExtended(self, group, ["CPU:0"]))
+        super().__init__(extended(self, group, ["CPU:0"]))
         self.rank = group.rank
 
 

@@ -71,6 +71,7 @@ class Owned:
         specs: Sequence[tf.TensorSpec],
         owners: Sequence[Ownership],
         names: Sequence[str],
+        verb: str = "values",
     ) -> list[tf.Tensor]:
         """Sends the value of each tensor from its owners to all processes (all-gather).
 
@@ -79,6 +80,7 @@ class Owned:
             specs: shape and dtype of each tensor.
             owners: the processes in the group that own each tensor.
             names: names of the tensors, for messages.
+            verb: what is sent in one word, for messages.
 
         Returns:
             The values of the tensors that this process does not have whole, in the order of ``specs``.
@@ -88,7 +90,7 @@ class Owned:
         plan = _plan(specs)
         rest = iter(own)
         values = [next(rest) if owner.includes(self._group.rank) else None for owner in owners]
-        jobs = [_Gathered(self._group, *_of(bucket, specs, owners, names, values)) for bucket in plan]
+        jobs = [_Gathered(self._group, verb, *_of(bucket, specs, owners, names, values)) for bucket in plan]
         return self._run(plan, jobs)
 
     def _run(
@@ -178,13 +180,19 @@ class _ScatteredSum(_OwnedJob):
         vector = array.reshape(-1)
         buffer = self._buffer(vector.dtype)
         inputs = vector if weight is None or weight == 1 else weighted(vector, weight, buffer)
-        own = self._parts[self._rank]
         plan = reduce_scatter(self._cut(buffer), inputs=self._cut(inputs))
-        return Begun(plan, lambda _: buffer[own])
+        return Begun(plan, lambda _: self._own_part(buffer))
 
     def unpacked(self, total: tf.Tensor) -> list[tf.Tensor]:
         """Splits the result, a vector of this process's own parts."""
         return _split([self._shape(self._rank, place) for place in self.received], total)
+
+    def _own_part(self, buffer: np.ndarray) -> np.ndarray:
+        """Copies this process's part: optimizers keep it longer than the sums of the others are needed."""
+        own = buffer[self._parts[self._rank]]
+        part = self._take(own.nbytes).view(own.dtype)
+        part[...] = own
+        return part
 
     def _part(self, rank: int, place: int) -> tf.Tensor:
         owner, member = self._owners[place], self._members[place]
@@ -197,12 +205,13 @@ class _Gathered(_OwnedJob):
     def __init__(
         self,
         group: ProcessGroup,
+        verb: str,
         members: Sequence[tf.TensorSpec],
         owners: Sequence[Ownership],
         names: Sequence[str],
         values: Sequence[tf.Tensor | None],
     ) -> None:
-        super().__init__(group, "values", members, owners, names)
+        super().__init__(group, verb, members, owners, names)
         self._values = [values[place] for place in self._own]
         self.received = [place for place, owner in enumerate(owners) if owner.owner != group.rank]
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfdist.errors import MismatchError
 from tfdist.model_parallel.model_calls import graph_of
-from tfdist.pipeline import model_steps, stage_callbacks
+from tfdist.pipeline import model_steps
 from tfdist.pipeline.processes import OTHER_DATA
 from tfdist.private.keras import base_trainer, layer, saving_lib, tf_trainer, tree
 from tfdist.seams.once import Once
@@ -32,7 +32,7 @@ from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall, WithPredictStep
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import HasStages
-from tfdist.strategies.divided import described_variables, divided_updates
+from tfdist.strategies.divided import described_variables, divided_updates, weight_callbacks
 
 _SAME_BATCHES = (
     "Under PipelineStrategy every process reads all batches: give all processes the same number of batches in each "
@@ -93,7 +93,7 @@ class InStages(keras_hooks.ModelHooks[HasStages]):
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
         """Replaces callbacks that read weights, so that the writer gets those of all processes."""
-        return stage_callbacks.adapted(given, self.extended)
+        return weight_callbacks.adapted(given, self.extended)
 
     def evaluate(self, call: TrainerCall) -> None:
         """Places the model."""

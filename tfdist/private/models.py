@@ -152,3 +152,8 @@ def shaped(variable: Any, shape: tuple[int, ...]) -> Iterator[None]:
         yield
     finally:
         variable._shape = before
+
+
+def own_variables(layer: Any) -> list[Any]:
+    """Returns the variables that a layer has itself, without those of layers in it."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]

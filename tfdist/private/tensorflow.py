@@ -37,7 +37,7 @@ from tensorflow.python.distribute import (
     values_util,
 )
 from tensorflow.python.eager import backprop, context, record
-from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_util, control_flow_v2_func_graphs
 from tensorflow.python.trackable import base as trackable
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "ValueContext",
     "WeighedOptions",
     "as_number",
+    "captured",
     "concat_slices",
     "container_of",
     "copies",
@@ -66,6 +67,7 @@ __all__ = [
     "generated",
     "global_seed",
     "input_lib",
+    "is_branch_or_loop",
     "is_compiled_by_xla",
     "is_distributed_variable",
     "is_iterating_ours",
@@ -86,6 +88,8 @@ __all__ = [
     "shuffles_by_chance",
     "simple_broadcast",
     "spec_of_replicas",
+    "stop_recording",
+    "with_gradient",
     "without_rows",
 ]
 
@@ -105,6 +109,7 @@ MirroredExtended = mirrored_strategy.MirroredExtended
 OneDeviceExtended = one_device_strategy.OneDeviceExtended
 DistributedValues = values.DistributedValues
 PerReplica = values.PerReplica
+stop_recording = record.stop_recording
 CheckpointInitialValue = trackable.CheckpointInitialValue
 local_replica_id = values_util.get_current_replica_id_as_int
 
@@ -374,6 +379,57 @@ _UNKNOWN = -2  # tf.data.UNKNOWN_CARDINALITY, as a number
 def is_compiled_by_xla() -> bool:
     """Returns whether XLA compiles the graph under construction."""
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def captured(graph: Any, tensor: Any) -> Any:
+    """Returns the tensor by which the graph of a function knows a tensor from outside."""
+    return graph.capture(tensor)
+
+
+def is_branch_or_loop(graph: Any) -> bool:
+    """Returns whether a graph is the branch of a conditional, or the condition or body of a loop."""
+    return isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)
+
+
+_BACKWARD = "TfdistBackward"
+"""Name under which operations have a gradient that is a Python function."""
+_FUNCTIONS = "_tfdist_backward"
+"""Attribute of a graph: those functions, by the names of the operations."""
+
+
+def with_gradient(
+    outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], backward: Callable[..., list[Any]]
+) -> list[tf.Tensor]:
+    """Gives tensors a gradient that is a Python function, also for a tape around the function under construction.
+
+    Unlike `tf.custom_gradient` it takes and returns `tf.IndexedSlices`, and nothing outlives the graph.
+
+    Args:
+        outputs: the tensors; what they were computed by is not recorded.
+        inputs: tensors that they are a function of.
+        backward: returns the gradients by the inputs for those by the outputs.
+
+    Returns:
+        The outputs, with the gradient.
+    """
+    given = [*outputs, *inputs]
+    if tf.executing_eagerly():
+        made = list(outputs)
+    else:
+        graph = tf.compat.v1.get_default_graph()
+        with record.stop_recording(), graph.gradient_override_map({"IdentityN": _BACKWARD}):
+            named = tf.identity_n(given)
+        made = named[: len(outputs)]
+        functions = getattr(graph, _FUNCTIONS, {})
+        setattr(graph, _FUNCTIONS, functions)
+        functions[named[0].op.name] = lambda *gradients: [None] * len(outputs) + backward(*gradients[: len(outputs)])
+    record.record_operation("tfdist_backward", made, list(inputs), backward)
+    return made
+
+
+@tf.RegisterGradient(_BACKWARD)
+def _backward(operation: Any, *gradients: Any) -> Any:
+    return getattr(operation.graph, _FUNCTIONS)[operation.name](*gradients)
 
 
 def replace_gradient_function(seam: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

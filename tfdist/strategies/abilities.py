@@ -13,6 +13,7 @@ extends. If it lacks an ability, the seams that require the ability do what Kera
 | `ElasticMembership` | the beginning and end of `fit` and of epochs, which processes may reach at different times |
 | `DividesUpdates` | optimizers, whose variables are on several processes; loading |
 | `DealsVariables` | optimizers: each process updates the variables that are dealt to it; `compile`, loading |
+| `KeepsRows` | layers, which gather their weights when they are called; new weights |
 | `HasStages` | steps of `fit`, `evaluate` and `predict`, weights, optimizers: a process holds a part of the model |
 
 `TrainsInRounds` and `ElasticMembership`, which are `DataParallel` as well, are in `round_abilities.py`.
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
     from tfdist.parameter_server.dealing.stream_reader import Stream
     from tfdist.parameter_server.tables.client import TableClient, TableSpec
     from tfdist.parameter_server.tables.row_cache import CachePolicy
+    from tfdist.sharding import Ownership
     from tfdist.strategies.all_reduce.delayed_sums import DelayedSums
     from tfdist.strategies.data.shares import Shares
     from tfdist.strategies.divided.dealing import Dealing
+    from tfdist.strategies.divided.gathering import Collectives
     from tfdist.strategies.divided.remote_variables import RemoteVariables
     from tfdist.strategies.keras.gradient_norms import GradientNorms
     from tfdist.strategies.servers.server_link import Link
@@ -433,7 +436,7 @@ class DividesUpdates(DataParallel):
 
 
 class DealsVariables(DividesUpdates):
-    """A strategy that deals the variables of each optimizer to its processes, of which all hold the whole model.
+    """A strategy that deals the variables of each optimizer to its processes.
 
     Attributes:
         owned: collectives of variables that are dealt to one process each.
@@ -481,6 +484,33 @@ class DealsVariables(DividesUpdates):
 
         Args:
             model: a Keras model.
+        """
+
+
+class KeepsRows(DealsVariables):
+    """A strategy whose processes each keep some rows of a model's large weights.
+
+    Attributes:
+        weights: collectives of the weights.
+    """
+
+    weights: Collectives
+
+    @abc.abstractmethod
+    def rows_of_new(self, variable: Any) -> Ownership | None:
+        """Returns the rows of a new weight that each process keeps; None if each keeps the whole weight.
+
+        Args:
+            variable: a Keras variable that a layer adds; it has a shape, and no value yet.
+        """
+
+    @abc.abstractmethod
+    def initial_value(self, variable: Any, value: Any) -> tf.Tensor:
+        """Returns the chief's initial value of a weight.
+
+        Args:
+            variable: a Keras variable that all processes make.
+            value: this process's initial value.
         """
 
 

@@ -46,7 +46,7 @@ OPTIMIZERS = {
 def test_updates_are_those_of_one_process(ranks, monkeypatch, name, cuts):
     """Also of rows: each rank has two rows of the third variable or more, and of the last one's sparse gradients."""
     if cuts:
-        monkeypatch.setattr("tfdist.sharding._SPLIT_BYTES", 0)
+        monkeypatch.setattr("tfdist.sharding.SPLIT_BYTES", 0)
 
     def variables():
         return [keras.Variable(np.full(shape, 1.0, "float32")) for shape in SHAPES]
@@ -94,7 +94,7 @@ def address(variable):
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_rows_have_no_memory_of_their_own_between_steps(ranks, monkeypatch, in_graph):
     """Rows of multiples of 64 bytes, of weights with dense and with sparse gradients."""
-    monkeypatch.setattr("tfdist.sharding._SPLIT_BYTES", 0)
+    monkeypatch.setattr("tfdist.sharding.SPLIT_BYTES", 0)
 
     def work(group):
         strategy = RankedShards(group)

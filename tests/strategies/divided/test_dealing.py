@@ -52,7 +52,7 @@ def test_each_slot_is_on_one_rank_and_other_variables_are_on_all(optimizer):
 
 def test_large_variables_are_cut(monkeypatch):
     """Each rank has rows of what the optimizer keeps for them, and the variable is these rows in a context."""
-    monkeypatch.setattr("tfdist.sharding._SPLIT_BYTES", 0)
+    monkeypatch.setattr("tfdist.sharding.SPLIT_BYTES", 0)
     constrained = keras.Variable(np.zeros((9, 5), "float32"), name="constrained")
     constrained.constraint = keras.constraints.NonNeg()
     large = keras.Variable(np.arange(20.0).reshape(10, 2), dtype="float32", name="large")
@@ -84,7 +84,7 @@ def test_large_variables_are_cut(monkeypatch):
 
 
 def test_variables_of_tensorflow_stay_whole(monkeypatch):
-    monkeypatch.setattr("tfdist.sharding._SPLIT_BYTES", 0)
+    monkeypatch.setattr("tfdist.sharding.SPLIT_BYTES", 0)
     large = tf.Variable(np.zeros((10, 2), "float32"))
     assert Dealing([large, keras.Variable([1.0])], 2, 0, cuts=True).owner(large).owner == 0
 

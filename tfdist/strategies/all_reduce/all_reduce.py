@@ -26,6 +26,7 @@ from tfdist.strategies.all_reduce.delayed_extended import DelayedExtended  # noq
 from tfdist.strategies.all_reduce.extended import AllReduceExtended  # noqa: E402
 from tfdist.strategies.all_reduce.processes import Processes  # noqa: E402
 from tfdist.strategies.all_reduce.sharded_extended import ShardedExtended  # noqa: E402
+from tfdist.strategies.all_reduce.weight_rows_extended import WeightRowsExtended  # noqa: E402
 
 log = logging.getLogger("tfdist")
 
@@ -94,15 +95,18 @@ class AllReduceStrategy(Processes):
         shard: ``"optimizer"`` divides the optimizer's variables among the processes (ZeRO-1). Each process gets the
             sums of some gradients, updates those weights, and sends them to the others; results are the same, and the
             traffic is that of an all-reduce. Large weights are cut by rows if the optimizer updates each element apart;
-            the others are dealt whole, the largest first. All processes then call `save`, `save_weights` and the like,
-            since each has a part of the optimizer's state; files are the same as without. By default each process has
-            all variables. For one device in each process, without compression and ``delay``.
+            the others are dealt whole, the largest first. ``"weights"`` divides large weights and their gradients, too
+            (ZeRO-3): a layer gathers its weights when it is called, and again in its backward pass, which takes half
+            as much traffic again. All processes then call `save`, `save_weights` and the like, and with ``"weights"``
+            whatever reads weights; files are the same as without. By default each process has all variables. For one
+            device in each process, without compression and ``delay``.
 
     Raises:
         MismatchError: processes have different numbers of devices, algorithms or compression.
         TypeError: ``compression`` is not a method, a schedule or a policy; or ``group`` is not a `tfdist.Group`.
         ValueError: a device does not exist, or is named twice; there is no such algorithm; ``delay`` is not 0 or 1;
-            ``shard`` is not None or ``"optimizer"``; or one of the two is given with what it does not work with.
+            ``shard`` is not None, ``"optimizer"`` or
+            ``"weights"``; or one of the two is given with what it does not work with.
         RuntimeError: TensorFlow already uses GPUs that other processes should get; or the machine has TPUs and no GPU,
             and ``devices`` is not given.
         CalibrationError: `TFDIST_CALIBRATION` names a file that was made on another machine.
@@ -151,7 +155,7 @@ class AllReduceStrategy(Processes):
         for name, is_given in (("delay=1", delay), (f"shard={shard!r}", shard)):
             if is_given and len(chosen) > 1:
                 raise ValueError(f"AllReduceStrategy({name}) needs one device in each process; got {chosen}")
-        made = ShardedExtended if shard else DelayedExtended if delay else AllReduceExtended
+        made = _SHARDED[shard] if shard else DelayedExtended if delay else AllReduceExtended
         super().__init__(made(self, engine_group, chosen, *options))
 
     def settle(self, model: keras.Model) -> None:
@@ -166,9 +170,13 @@ class AllReduceStrategy(Processes):
             keras_delayed.settle(model, self.extended)
 
 
+_SHARDED = {"optimizer": ShardedExtended, "weights": WeightRowsExtended}
+"""Classes by the argument ``shard``."""
+
+
 def _check_shard(shard: str | None, compression: object, delay: int) -> None:
-    if shard not in (None, "optimizer"):
-        raise ValueError(f"AllReduceStrategy(shard=…) must be None or 'optimizer'; got {shard!r}")
+    if shard is not None and shard not in _SHARDED:
+        raise ValueError(f"AllReduceStrategy(shard=…) must be None, 'optimizer' or 'weights'; got {shard!r}")
     for name, is_given in (("compression=", compression is not None), ("delay=1", bool(delay))):
         if shard and is_given:
             raise ValueError(f"AllReduceStrategy: shard={shard!r} does not work with {name}; leave out one of the two")

@@ -173,7 +173,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
         if self._local_only:
             return kwargs["initial_value"]
-        exchange, number = self.exchange, self.group.number("variable")
+        number = self.group.number("variable")
 
         def value_of_the_chief() -> tf.Tensor:
             value = kwargs["initial_value"]
@@ -182,10 +182,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
             if isinstance(value, private.CheckpointInitialValue):
                 value = value.wrapped_value
             value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-            name = unnumbered(kwargs.get("name") or "a variable")
-            return exchange.broadcast_once(
-                value, f"the initial value of variable {number}", f"{name} {value.dtype.name} {value.shape}"
-            )
+            return self.value_of_the_chief(value, kwargs.get("name") or "a variable", number)
 
         def of_the_chief() -> tf.Tensor:
             if tf.executing_eagerly() or not callable(kwargs["initial_value"]):
@@ -196,6 +193,17 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
             return tf.constant(value)
 
         return of_the_chief
+
+    def value_of_the_chief(self, value: tf.Tensor, name: str, number: int) -> tf.Tensor:
+        """Broadcasts the chief's initial value of a variable.
+
+        Args:
+            value: this process's initial value.
+            name: name of the variable, for messages.
+            number: number of the variable, which counts those of all processes alike.
+        """
+        signature = f"{unnumbered(name)} {value.dtype.name} {value.shape}"
+        return self.exchange.broadcast_once(value, f"the initial value of variable {number}", signature)
 
     # Input.
 

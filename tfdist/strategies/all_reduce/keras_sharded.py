@@ -15,17 +15,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.engine import precision
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import base_optimizer, saving_lib, tf_optimizer
 from tfdist.private.optimizers import apply_count, strategy_of, variables_of
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall
-from tfdist.sharding import Ownership
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import DealsVariables
-from tfdist.strategies.divided import described_variables, divided_updates
+from tfdist.strategies.all_reduce import owned_gradients
+from tfdist.strategies.divided import described_variables, divided_updates, weight_rows
 from tfdist.strategies.divided.dealing import Dealing
 from tfdist.strategies.keras import keras_optimizers, keras_variables
 
@@ -124,17 +123,27 @@ def _by_owners(original: Callable[..., Any]) -> Callable[..., Any]:
         dealing = None if extended is None else extended.ready(self)
         if extended is None or dealing is None or tf.distribute.get_replica_context() is None:
             return original(self, grads, trainable_variables)
-        owners = [dealing.owner(variable) for variable in trainable_variables]
-        own = [place for place, owner in enumerate(owners) if owner.includes(dealing.rank)]
+        own = [place for place, variable in enumerate(trainable_variables) if dealing.updates(variable)]
+        sums = dict(
+            enumerate(grads)
+        )  # as they are where a layer's backward pass has summed them for the process's rows
+        whole = [place for place in sums if not weight_rows.is_part(sums[place], trainable_variables[place])]
+        given, variables = [grads[place] for place in whole], [trainable_variables[place] for place in whole]
+        owners = [dealing.owner(variable) for variable in variables]
         is_outside = strategy_of(self) is not tf.distribute.get_strategy()  # where no strategy sums
         if keras_optimizers.are_summed() or is_outside:
-            sums = [_rows(grads[place], owners[place], dealing.rank) for place in own]
+            parts = [
+                owned_gradients.rows_of(gradient, owner, dealing.rank)
+                for gradient, owner in zip(given, owners, strict=True)
+                if owner.includes(dealing.rank)
+            ]
         else:
-            sums = _own_sums(extended, list(grads), trainable_variables, owners, dealing.rank)
+            parts = owned_gradients.own_sums(extended, given, variables, owners, dealing.rank)
+        sums.update(zip((place for place in whole if place in own), parts, strict=True))
         dealing.refresh()
         shares = divided_updates.gradient_shares([1.0] * len(own))
         with dealing.parts(), keras_optimizers.summed_before(), shares:
-            original(self, sums, [trainable_variables[place] for place in own])
+            original(self, [sums[place] for place in own], [trainable_variables[place] for place in own])
         changed = variables_of(self) if self.use_ema else trainable_variables
         steps = self.gradient_accumulation_steps
         if not steps or self.use_ema:
@@ -151,59 +160,15 @@ def _by_owners(original: Callable[..., Any]) -> Callable[..., Any]:
     return _backend_apply_gradients
 
 
-def _own_sums(
-    extended: DealsVariables, gradients: list[Any], variables: Sequence[Any], owners: Sequence[Ownership], rank: int
-) -> list[Any]:
-    """Returns the sums over processes of the gradients of this process's own variables and rows.
-
-    Rows of sparse gradients are gathered on all processes.
-    """
-    sharing = current_strategy.sharing()
-    weight = None if sharing is None else sharing.shares.weight()
-    replica = tf.distribute.get_replica_context()
-    sums: dict[int, Any] = {}
-    dense = []
-    for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-        if isinstance(gradient, tf.IndexedSlices):
-            options = private.WeighedOptions((None,), weight)
-            total = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradient], options)[0]
-            sums[place] = _rows(total, owners[place], rank)
-            continue
-        gradient = gradients[place] = tf.convert_to_tensor(gradient)
-        if tf.is_symbolic_tensor(gradient):
-            gradient.set_shape(variable.shape)
-        dense.append(place)
-    dense.reverse()  # the last layer's gradient is ready first
-    given = [gradients[place] for place in dense]
-    terms = precision.widened(given) if extended.float32_sums else given
-    names = [_name(variables[place]) for place in dense]
-    own = [place for place in dense if owners[place].includes(rank)]
-    totals = extended.owned.sums(terms, [owners[place] for place in dense], names, weight) if terms else []
-    sums.update(zip(own, precision.narrowed(totals, [gradients[place] for place in own]), strict=True))
-    return [sums[place] for place, owner in enumerate(owners) if owner.includes(rank)]
-
-
-def _rows(gradient: Any, owner: Ownership, rank: int) -> Any:
-    """Returns a process's part of a gradient, if it has some."""
-    if owner.owner is not None or not owner.includes(rank):
-        return gradient
-    rows = owner.rows(rank)
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient[rows]
-    own = tf.where((gradient.indices >= rows.start) & (gradient.indices < rows.stop))[:, 0]
-    indices = tf.gather(gradient.indices, own) - rows.start
-    shape = tf.concat([tf.cast([rows.stop - rows.start], gradient.dense_shape.dtype), gradient.dense_shape[1:]], 0)
-    return tf.IndexedSlices(tf.gather(gradient.values, own), indices, shape)
-
-
 def publish(extended: DealsVariables, dealing: Dealing, variables: Sequence[Any]) -> None:
     """Sends the values of variables from their owners to all processes; in a replica or outside of all, eagerly.
 
     Args:
         extended: the strategy's `extended`.
         dealing: how the variables are dealt.
-        variables: variables of Keras or TensorFlow.
+        variables: variables of Keras or TensorFlow; those of which no process keeps all stay as they are.
     """
+    variables = [variable for variable in variables if weight_rows.of(variable) is None]
     owners = [dealing.owner(variable) for variable in variables]
     own = [
         tf.convert_to_tensor(_copy_of(dealing.part(variable)))
@@ -211,7 +176,7 @@ def publish(extended: DealsVariables, dealing: Dealing, variables: Sequence[Any]
         if owner.includes(dealing.rank)
     ]
     specs = [tf.TensorSpec(variable.shape, tf.as_dtype(variable.dtype)) for variable in variables]
-    taken = extended.owned.gathered(own, specs, owners, [_name(variable) for variable in variables])
+    taken = extended.owned.gathered(own, specs, owners, [owned_gradients.name_of(variable) for variable in variables])
     others = [variable for variable, owner in zip(variables, owners, strict=True) if owner.owner != dealing.rank]
     for variable, value in zip(others, taken, strict=True):
         _copy_of(variable).assign(value, read_value=False)
@@ -222,7 +187,3 @@ def _copy_of(variable: Any) -> Any:
     """Returns this process's copy of a variable of Keras or of TensorFlow."""
     is_keras = isinstance(variable, keras.Variable)
     return keras_variables.copy_of(variable) if is_keras else private.copies(variable)[0]
-
-
-def _name(variable: Any) -> str:
-    return str(getattr(variable, "path", variable.name))

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +15,7 @@ from tfdist.engine.bridge import Bridge
 from tfdist.engine.owned import Owned
 from tfdist.notices import notice
 from tfdist.private.optimizers import variables_of
+from tfdist.sharding import Ownership
 from tfdist.strategies.abilities import DealsVariables
 from tfdist.strategies.all_reduce import keras_sharded
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
@@ -25,6 +27,21 @@ from tfdist.strategies.divided.remote_variables import RemoteVariables
 from tfdist.strategies.keras import keras_variables
 
 log = logging.getLogger("tfdist")
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A variable that is divided among processes, or that one of them has.
+
+    Attributes:
+        variable: a Keras variable.
+        owner: the processes that have it.
+        part: what this process has of it, the value of a Keras variable.
+    """
+
+    variable: Any
+    owner: Ownership
+    part: Any
 
 
 class ShardedExtended(AllReduceExtended, DealsVariables):
@@ -95,10 +112,14 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
         known = keras_variables.optimizers(model) + ([] if compiled is None else [compiled])
         return [optimizer for optimizer in contained(known) if optimizer in self._dealings]
 
-    def _dealings_of_slots(self, model: Any) -> dict[int, tuple[Any, Dealing]]:
-        """Returns the optimizers' variables that are dealt, and how, by their `id`."""
+    def _divided(self, model: Any) -> dict[int, Divided]:
+        """Returns the variables that processes do not all have whole, by their `id`, in the order of all processes."""
         dealings = [self._dealings[optimizer] for optimizer in self._optimizers_of(model)]
-        return {id(slot): (slot, dealing) for dealing in dealings for slot in dealing.slots}
+        return {
+            id(slot): Divided(slot, dealing.owner(slot), dealing.part(slot))
+            for dealing in dealings
+            for slot in dealing.slots
+        }
 
     # Variables of other processes.
 
@@ -109,24 +130,24 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
     def per_process_variables(self, model: Any) -> list[Any]:
         """Returns the optimizers' variables that are dealt; see `DataParallel.per_process_variables`."""
         self.place(model)
-        return [slot for slot, _ in self._dealings_of_slots(model).values()]
+        return [divided.variable for divided in self._divided(model).values()]
 
     def remote(self, model: Any) -> RemoteVariables:
         """Returns an object that reads and assigns the optimizers' variables of all; see `DividesUpdates`."""
         self.place(model)
-        dealt = self._dealings_of_slots(model)
+        divided = self._divided(model)
         return RemoteVariables(
             self.group,
-            lambda slot: dealt[id(slot)][1].owner(slot),
-            [slot for slot, _ in dealt.values()],
+            lambda variable: divided[id(variable)].owner,
+            [one.variable for one in divided.values()],
             self._name,
-            lambda slot: dealt[id(slot)][1].part(slot),
+            lambda variable: divided[id(variable)].part,
         )
 
     def equalize(self, model: Any) -> None:
         """Broadcasts the chief's values of the variables that all processes hold; see `DividesUpdates`."""
         self.place(model)
-        keras_variables.broadcast(model, self, without=self._dealings_of_slots(model).keys())
+        keras_variables.broadcast(model, self, without=self._divided(model).keys())
 
     def assign_part(self, variable: Any, value: Any) -> None:
         """Assigns this process's part of a value to a variable that is dealt; see `DealsVariables`."""

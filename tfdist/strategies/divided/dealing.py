@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.private import optimizers
 from tfdist.sharding import Ownership, Variable, assign_owners
-from tfdist.strategies.divided import described_variables, optimizer_slots
+from tfdist.strategies.divided import described_variables, optimizer_slots, weight_rows
 from tfdist.strategies.keras import keras_variables
 
 
@@ -38,21 +38,29 @@ class Dealing:
 
     def __init__(self, variables: Sequence[Any], processes: int, rank: int, cuts: bool = False) -> None:
         self.rank = rank
+        in_rows = {id(variable): kept for variable in variables if (kept := weight_rows.of(variable)) is not None}
+        whole = [variable for variable in variables if id(variable) not in in_rows]
         sizes = [
             Variable(
                 tuple(variable.shape),
                 tf.as_dtype(variable.dtype).size,
                 splits=cuts and isinstance(variable, keras.Variable) and variable.constraint is None,
             )
-            for variable in variables
+            for variable in whole
         ]
         self.processes = processes
-        owners = assign_owners(sizes, processes)
-        self.is_complete = all(any(owner.includes(rank) for owner in owners) for rank in range(processes))
         self._updated = list(variables)
-        self._owners = {id(variable): owner for variable, owner in zip(variables, owners, strict=True)}
+        self._owners = {key: kept.owner for key, kept in in_rows.items()}
+        self._owners.update(
+            (id(variable), owner) for variable, owner in zip(whole, assign_owners(sizes, processes), strict=True)
+        )
+        owners = self._owners.values()
+        self.is_complete = all(any(owner.includes(rank) for owner in owners) for rank in range(processes))
         self._slots: dict[int, Any] = {}
-        self._parts: dict[int, tuple[Any, slice, Any]] = {}
+        self._parts: dict[int, tuple[Any, slice, Any]] = {
+            key: (kept.variable, kept.rows, kept.part) for key, kept in in_rows.items()
+        }
+        self._views = [variable for variable in whole if self.owner(variable).owner is None]
         self._placed = 0
 
     def owner(self, variable: Any) -> Ownership:
@@ -65,6 +73,14 @@ class Dealing:
             KeyError: the optimizer was not built with the variable.
         """
         return self._owners[id(variable)]
+
+    def updates(self, variable: Any) -> bool:
+        """Returns whether this process updates some or all of a variable.
+
+        Args:
+            variable: one of the optimizer's variables, or one of `slots`.
+        """
+        return self.owner(variable).includes(self.rank)
 
     def add_slot(self, slot: Any, variable: Any) -> None:
         """Notes that the optimizer keeps a variable for one that it updates.
@@ -165,10 +181,9 @@ class Dealing:
             else:
                 rows = owner.rows(self.rank)
                 self._parts[id(variable)] = variable, rows, described_variables.keep_rows(variable, rows)
-        for variable in self._updated:
-            owner = self.owner(variable)
-            if owner.owner is None and id(variable) not in self._parts:
-                rows, key = owner.rows(self.rank), optimizers.key_of(optimizer, variable)
+        for variable in self._views:
+            if id(variable) not in self._parts:
+                rows, key = self.owner(variable).rows(self.rank), optimizers.key_of(optimizer, variable)
                 self._parts[id(variable)] = variable, rows, described_variables.rows_of(variable, rows, key)
         return []
 
@@ -179,10 +194,9 @@ class Dealing:
         view, and to assign a view copies nothing. Rows of other than multiples of 64 bytes are copied, and so are those
         of a part to whose single rows the optimizer has assigned.
         """
-        for variable in self._updated:
-            if self.owner(variable).owner is None:
-                _, rows, part = self._parts[id(variable)]
-                part.assign(keras_variables.copy_of(variable)[rows], read_value=False)
+        for variable in self._views:
+            _, rows, part = self._parts[id(variable)]
+            part.assign(keras_variables.copy_of(variable)[rows], read_value=False)
 
     @contextlib.contextmanager
     def parts(self) -> Iterator[None]:

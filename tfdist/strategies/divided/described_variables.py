@@ -31,6 +31,8 @@ _TRAINABLE = "_tfdist_trainable"
 that are trainable when they are allocated, and a layer that is frozen before that may be trained later."""
 _WHOLE = "_tfdist_whole"
 """Attribute of a Keras variable that is some of its rows for a time: the shape of the whole variable, and the rows."""
+IN_ROWS = "all processes, of which each has some rows"
+"""Description of the holders of a variable that is cut, for messages."""
 _numbers = itertools.count()
 
 
@@ -67,20 +69,32 @@ class _RemoteInitializer:
     Args:
         variable: the variable that another process holds.
         place: description of the holder, for messages.
+        read: reads the variable outside of `reading`; None if that is an error.
+        assign: assigns to the variable outside of `assigning`; None if that is an error.
     """
 
-    def __init__(self, variable: Any, place: str) -> None:
+    def __init__(self, variable: Any, place: str, read: Read | None = None, assign: Assign | None = None) -> None:
         self._variable = variable
         self._place = place
+        self._read = read
+        self._assign = assign
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
         if symbolic_scope.in_symbolic_scope():  # only shapes are computed
             return tf.zeros(shape, dtype)
-        if _thread.read is None:
-            raise self.error()
-        return _thread.read(self._variable)
+        read = _thread.read or self._read
+        if read is None:
+            raise self._error()
+        return read(self._variable)
 
-    def error(self) -> ElsewhereError:
+    def assigned(self, value: Any) -> None:
+        """Assigns a value to the variable, on whichever process it is."""
+        assign = _thread.assign or self._assign
+        if assign is None:
+            raise self._error()
+        assign(self._variable, value)
+
+    def _error(self) -> ElsewhereError:
         return ElsewhereError(
             f"the variable {self._variable.path} is held by {self._place}. Variables of other "
             "processes are read and assigned by get_weights, set_weights, save and load_weights, and a model in stages "
@@ -183,7 +197,7 @@ def leave_to(variable: Any, place: str) -> None:
         variable: a Keras variable.
         place: description of the holder, for messages.
     """
-    _leave(variable, f"{place}, not by this process")
+    leave(variable, f"{place}, not by this process")
 
 
 def keep_rows(variable: Any, rows: slice) -> Any:
@@ -200,7 +214,7 @@ def keep_rows(variable: Any, rows: slice) -> Any:
     with shaped(variable, _shape_of(variable, rows)):
         allocate(variable)
     part = variable._value
-    _leave(variable, "all processes, of which each has some rows")
+    leave(variable, IN_ROWS)
     return part
 
 
@@ -248,12 +262,25 @@ def _shape_of(variable: Any, rows: slice) -> tuple[int, ...]:
     return (rows.stop - rows.start, *variable.shape[1:])
 
 
-def _leave(variable: Any, place: str) -> None:
+def leave(variable: Any, place: str, read: Read | None = None, assign: Assign | None = None) -> None:
+    """Frees a variable's memory.
+
+    Args:
+        variable: a Keras variable.
+        place: description of who holds the variable, for messages.
+        read: reads the variable outside of `reading`; None if that is an error.
+        assign: assigns to the variable outside of `assigning`; None if that is an error.
+    """
     variable._value = None
-    variable._initializer = _RemoteInitializer(variable, place)
+    variable._initializer = _RemoteInitializer(variable, place, read, assign)
 
 
-def _describe(variable: Any) -> None:
+def describe(variable: Any) -> None:
+    """Gives a new variable the key by which optimizers know it, whether it has a value or not.
+
+    Args:
+        variable: a Keras variable.
+    """
     setattr(variable, _KEY, f"described {next(_numbers)}")
     setattr(variable, _TRAINABLE, variable.trainable)
 
@@ -264,7 +291,7 @@ def _defer_initialization(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, initializer)
         self._value = None
         self._initializer = initializer
-        _describe(self)
+        describe(self)
         return None
 
     return _initialize_with_initializer
@@ -277,7 +304,7 @@ def _keep_deferred(original: Callable[..., Any]) -> Callable[..., Any]:
         if not _thread.describes:
             return original(self)
         if not hasattr(self, _KEY):
-            _describe(self)
+            describe(self)
         return None
 
     return _deferred_initialize
@@ -335,9 +362,7 @@ def _allocate_before_assign(original: Callable[..., Any]) -> Callable[..., Any]:
     def _direct_assign(self: Any, value: Any) -> None:
         if is_described(self):
             if is_elsewhere(self):
-                if _thread.assign is None:
-                    raise self._initializer.error()
-                return _thread.assign(self, value)
+                return self._initializer.assigned(value)
             with tf.init_scope():
                 allocate(self)
         return original(self, value)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.private.optimizers import variables_of
-from tfdist.strategies.divided import described_variables
+from tfdist.strategies.divided import described_variables, weight_rows
 from tfdist.strategies.divided.dealing import Dealing, contained, cuts
 
 
@@ -17,19 +17,22 @@ class Footprint:
     """Bytes of a model that is trained by processes of which each updates some of the weights.
 
     Attributes:
-        weights: bytes of the weights, which each process has whole; their gradients take as many.
+        weights: bytes of the weights that a process has, at most; their gradients take as many.
         slots: by rank, bytes of the variables that the optimizer keeps there for weights.
         sent: bytes that a process sends in a step with dense gradients, at most.
+        in_rows: bytes of the weights of which each process has some rows, all together.
     """
 
     weights: int
     slots: tuple[int, ...]
     sent: int
+    in_rows: int = 0
 
     def __str__(self) -> str:
+        own = "at most " if self.in_rows else ""
         return (
             f"Its variables for weights take {_mb(sum(self.slots))} in all, and at most {_mb(max(self.slots))} in each "
-            f"of {len(self.slots)} processes. Each process has the weights and gradients, of {_mb(self.weights)} each, "
+            f"of {len(self.slots)} processes. Each process has weights and gradients of {own}{_mb(self.weights)} each, "
             f"and sends up to {_mb(self.sent)} in a step."
         )
 
@@ -40,10 +43,12 @@ def footprint_of(dealing: Dealing) -> Footprint:
     Args:
         dealing: how its variables are dealt; all slots are known.
     """
-    weights, slots = dealing.nbytes(dealing.updated), dealing.nbytes(dealing.slots)
-    sent = 2 * (sum(weights) - min(weights))  # in a ring: all parts but one each way
-    whole = sum(weights)
-    return Footprint(whole, tuple(slots), sent)
+    slots = dealing.nbytes(dealing.slots)
+    in_rows = dealing.nbytes(variable for variable in dealing.updated if weight_rows.of(variable) is not None)
+    whole = dealing.nbytes(variable for variable in dealing.updated if weight_rows.of(variable) is None)
+    # In a ring, each process sends all parts but one: gradients and values; values twice, where layers gather them.
+    sent = 2 * (sum(whole) - min(whole)) + 3 * (sum(in_rows) - min(in_rows))
+    return Footprint(sum(whole) + max(in_rows), tuple(slots), sent, sum(in_rows))
 
 
 def planned(model: Any, processes: int) -> Footprint:

@@ -27,7 +27,9 @@ def assert_alike(model, what="weights"):
 
 
 def assert_close(model, expected, rtol=1e-9):
-    for weight, other in zip(model.get_weights(), expected, strict=True):
+    """The weights of a model, or given ones, are close to those expected."""
+    weights = model if isinstance(model, list) else model.get_weights()
+    for weight, other in zip(weights, expected, strict=True):
         np.testing.assert_allclose(weight, other, rtol=0, atol=rtol * np.abs(other).max())
 
 

@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from tfdist.pipeline import stage_callbacks
+from tfdist.strategies.divided import weight_callbacks
 
 
 class Process:
@@ -29,7 +29,7 @@ class Shown(keras.callbacks.TensorBoard):
 def test_only_the_writer_writes_histograms_of_all_weights(tmp_path, is_writer):
     process, model = Process(is_writer), keras.Sequential()
     board = Shown(tmp_path, histogram_freq=1)
-    (adapted,) = stage_callbacks.adapted([board], process)
+    (adapted,) = weight_callbacks.adapted([board], process)
     assert (adapted is board) is is_writer
     adapted.set_model(model)
     adapted.on_epoch_end(3)
@@ -39,4 +39,4 @@ def test_only_the_writer_writes_histograms_of_all_weights(tmp_path, is_writer):
 
 def test_callbacks_without_histograms_are_unchanged(tmp_path):
     given = [keras.callbacks.EarlyStopping(), keras.callbacks.TensorBoard(tmp_path)]
-    assert stage_callbacks.adapted(given, Process(is_writer=False)) == given
+    assert weight_callbacks.adapted(given, Process(is_writer=False)) == given

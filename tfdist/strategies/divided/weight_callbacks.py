@@ -7,10 +7,10 @@ from typing import Any
 
 import keras
 
-from tfdist.strategies.abilities import HasStages
+from tfdist.strategies.abilities import DividesUpdates
 
 
-def adapted(given: list[Any], extended: HasStages) -> list[Any]:
+def adapted(given: list[Any], extended: DividesUpdates) -> list[Any]:
     """Replaces callbacks that read weights by ones in which other processes send the writer their weights.
 
     Args:
@@ -21,13 +21,13 @@ def adapted(given: list[Any], extended: HasStages) -> list[Any]:
 
 
 class _GivesWeights(keras.callbacks.Callback):
-    """A callback that sends the writer the weights of this process's stages when the writer reads them.
+    """A callback that sends the writer this process's weights when the writer reads them.
 
     Args:
         extended: the strategy's `extended`.
     """
 
-    def __init__(self, extended: HasStages) -> None:
+    def __init__(self, extended: DividesUpdates) -> None:
         super().__init__()
         self._extended = extended
 
@@ -40,18 +40,18 @@ def _reads_weights(callback: Any) -> bool:
     return isinstance(callback, keras.callbacks.TensorBoard) and bool(callback.histogram_freq)
 
 
-def _showing_all_weights(callback: Any, extended: HasStages) -> Any:
+def _showing_all_weights(callback: Any, extended: DividesUpdates) -> Any:
     """Returns the callback with access to all weights on the writer, and one that sends weights on other processes."""
     if not extended.is_writer:
         return _GivesWeights(extended)
-    is_adapted = hasattr(callback, "_tfdist_stages")
-    callback._tfdist_stages = extended  # of the strategy that it is used with now
+    is_adapted = hasattr(callback, "_tfdist_divided")
+    callback._tfdist_divided = extended  # of the strategy that it is used with now
     if not is_adapted:
         hook = callback.on_epoch_end
 
         @functools.wraps(hook)
         def on_epoch_end(epoch: int, logs: Any = None) -> None:
-            callback._tfdist_stages.run_on_writer(callback.model, lambda: hook(epoch, logs))
+            callback._tfdist_divided.run_on_writer(callback.model, lambda: hook(epoch, logs))
 
         callback.on_epoch_end = on_epoch_end
     return callback

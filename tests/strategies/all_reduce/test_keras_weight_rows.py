@@ -1,0 +1,61 @@
+"""Seams for weights in rows; `tests/multiprocess/test_weight_rows.py` trains whole models."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.strategies.ranked import RankedShards
+from tfdist.strategies.all_reduce.weight_rows_extended import WeightRowsExtended
+from tfdist.strategies.divided import weight_rows
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_large(monkeypatch):
+    monkeypatch.setattr("tfdist.sharding.SPLIT_BYTES", 0)
+
+
+def test_layers_have_whole_weights_while_they_are_called(ranks):
+    """Also a layer whose cell is called in a loop, and one that is built while a model is traced."""
+
+    def work(group):
+        strategy = RankedShards(group, WeightRowsExtended)
+        with strategy.scope():
+            keras.utils.set_random_seed(group.rank)  # all get the chief's values
+            model = keras.Sequential([keras.layers.LSTM(3), keras.layers.Dense(2)])
+            model.build((None, 4, 2))
+        assert all(weight_rows.of(weight) for weight in model.weights)
+        return model.get_weights(), model(x).numpy()
+
+    x = np.random.default_rng(0).normal(size=(3, 4, 2)).astype("float32")
+    (weights, here), (others, there) = ranks(2)(work)
+    plain = keras.Sequential([keras.layers.LSTM(3), keras.layers.Dense(2)])
+    plain.build((None, 4, 2))
+    plain.set_weights(weights)
+    np.testing.assert_allclose(here, plain(x), rtol=1e-5)
+    np.testing.assert_array_equal(here, there)
+    for weight, other in zip(weights, others, strict=True):
+        np.testing.assert_array_equal(weight, other)
+
+
+def test_shapes_are_computed_without_gathering(ranks):
+    """A process may compute them alone."""
+
+    def work(group):
+        strategy = RankedShards(group, WeightRowsExtended)
+        with strategy.scope():
+            layer = keras.layers.Dense(3)
+            layer.build((None, 4))
+        return layer(keras.Input((4,))).shape if group.rank == 0 else None
+
+    assert ranks(2)(work) == [(None, 3), None]
+
+
+def test_export_is_refused(ranks, tmp_path):
+    def work(group):
+        strategy = RankedShards(group, WeightRowsExtended)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        with pytest.raises(ValueError, match="load it outside of the scope, and export that"):
+            model.export(tmp_path / "exported")
+
+    ranks(2)(work)

@@ -1,0 +1,64 @@
+"""Which weights are kept in rows; `tests/multiprocess/test_weight_rows.py` trains them."""
+
+import keras
+import pytest
+
+from tests.strategies.ranked import RankedShards
+from tfdist.strategies.all_reduce.weight_rows_extended import WeightRowsExtended
+from tfdist.strategies.divided import weight_rows
+from tfdist.strategies.divided.footprint import footprint_of
+
+LARGE = 1 << 16
+"""Rows of one float32 that are not more than what stays whole."""
+
+
+def kernels(strategy, *sizes, **how):
+    with strategy.scope():
+        layers = [keras.layers.Dense(1, use_bias=False, **how) for _ in sizes]
+        for layer, size in zip(layers, sizes, strict=True):
+            layer.build((1, size))
+    return [layer.kernel for layer in layers]
+
+
+def test_large_weights_are_cut(ranks):
+    def work(group):
+        strategy = RankedShards(group, WeightRowsExtended)
+        found = [weight_rows.of(kernel) for kernel in kernels(strategy, LARGE, LARGE + 1)]
+        constrained = kernels(strategy, LARGE + 1, kernel_constraint=keras.constraints.NonNeg())[0]
+        with strategy.scope():
+            state = keras.Variable(lambda shape, dtype: keras.ops.zeros(shape, dtype), shape=(LARGE + 1,))
+        assert weight_rows.of(constrained) is weight_rows.of(state) is None
+        return [None if kept is None else kept.copy.shape[0] for kept in found]
+
+    assert ranks(2)(work) == [[None, LARGE // 2], [None, LARGE // 2 + 1]]
+    assert ranks(1)(work) == [[None, None]]
+
+
+def test_ranks_have_rows_of_what_the_optimizer_keeps(ranks):
+    def work(group):
+        strategy = RankedShards(group, WeightRowsExtended)
+        (kernel,) = kernels(strategy, LARGE + 1)
+        with strategy.scope():
+            optimizer = keras.optimizers.Adam()
+            optimizer.build([kernel])
+        return footprint_of(strategy.extended.ready(optimizer))
+
+    footprint = ranks(2)(work)[0]
+    own, all_rows = 4 * (LARGE // 2 + 1), 4 * (LARGE + 1)
+    assert footprint.weights == own
+    assert footprint.in_rows == all_rows
+    assert footprint.slots == (2 * 4 * (LARGE // 2), 2 * own)
+    assert footprint.sent == 3 * own
+    assert "weights and gradients of at most 0.1 MB each" in str(footprint)
+
+
+def test_optimizers_that_look_at_whole_weights_are_refused(ranks):
+    def work(group):
+        strategy = RankedShards(group, WeightRowsExtended)
+        trained = kernels(strategy, LARGE + 1)
+        with strategy.scope():
+            for optimizer in (keras.optimizers.Lamb(), keras.optimizers.SGD(clipnorm=1.0)):
+                with pytest.raises(ValueError, match=r"keeps rows of the weight .*kernel"):
+                    optimizer.build(trained)
+
+    ranks(2)(work)

@@ -1,0 +1,146 @@
+"""Seams of Keras for a strategy whose processes each keep some rows of large weights (ZeRO-3).
+
+| seam | why |
+|---|---|
+| `Layer.add_weight`, initial values | a large weight is made whole, cut, and dropped |
+| `Operation.__call__` | a layer has its weights whole while it is called |
+| `export` | what is exported would read weights of other processes |
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.private import models
+from tfdist.private.keras import layer, operation, symbolic_scope, tf_core, tree
+from tfdist.seams.once import Once
+from tfdist.seams.registry import replace
+from tfdist.seams.trainer import TrainerCall
+from tfdist.strategies import current_strategy, keras_hooks
+from tfdist.strategies.abilities import KeepsRows
+from tfdist.strategies.divided import gathering, weight_callbacks, weight_rows
+from tfdist.strategies.divided.weight_rows import WeightRows
+
+_LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
+"""Layers that call others in loops, in which nothing can be gathered: they have the weights of those."""
+_ADDED = "_tfdist_added"
+"""Attribute of a Keras variable whose initial value is made later: a layer has added it, and it may be cut."""
+
+
+class _Adding(threading.local):
+    """State of a thread: whether a layer adds a weight that may be cut."""
+
+    on = False
+
+
+_adding = _Adding()
+
+
+@Once
+def install() -> None:
+    """Installs the seams, once."""
+    keras_hooks.add(InRows)
+    replace(layer.Layer, "add_weight", _which_may_be_cut)
+    replace(tf_core.Variable, "_initialize_with_initializer", _cut)
+    replace(tf_core.Variable, "_deferred_initialize", _left_after_all)
+    replace(operation.Operation, "__call__", _with_whole_weights)
+
+
+class InRows(keras_hooks.ModelHooks[KeepsRows]):
+    """Hooks for what reads all weights."""
+
+    ability = KeepsRows
+
+    def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
+        """Replaces callbacks that read weights, so that the writer gets those of all processes."""
+        return weight_callbacks.adapted(given, self.extended)
+
+    def export(self, call: TrainerCall) -> None:
+        """Refuses to export a model whose weights are not whole.
+
+        Raises:
+            ValueError: a weight is not whole.
+        """
+        in_rows = [variable for variable in call.model.variables if weight_rows.of(variable) is not None]
+        if in_rows:
+            raise ValueError(
+                f"export: no process has all of the weight {in_rows[0].path} under AllReduceStrategy(shard='weights'). "
+                "Save the model, load it outside of the scope, and export that."
+            )
+
+
+def _which_may_be_cut(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Notes weights that layers add, other than those whose updates look at the whole weight."""
+
+    def add_weight(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_strategy.current(KeepsRows) is None:
+            return original(self, *args, **kwargs)
+        before, _adding.on = _adding.on, not (kwargs.get("constraint") or kwargs.get("overwrite_with_gradient"))
+        try:
+            variable = original(self, *args, **kwargs)
+            if _adding.on and models.initializer_of(variable) is not None and weight_rows.of(variable) is None:
+                setattr(variable, _ADDED, True)
+            return variable
+        finally:
+            _adding.on = before
+
+    return add_weight
+
+
+def _cut(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _initialize_with_initializer(self: Any, initializer: Any) -> None:
+        extended = current_strategy.current(KeepsRows)
+        may_be_cut = self.trainable and (_adding.on or getattr(self, _ADDED, False))
+        owner = extended.rows_of_new(self) if extended is not None and may_be_cut else None
+        if extended is None or owner is None:
+            return original(self, initializer)
+        with tf.init_scope():
+            value = extended.initial_value(self, tf.convert_to_tensor(initializer(self.shape, dtype=self.dtype)))
+
+            def make(rows: Any) -> None:
+                with extended.local_only():
+                    original(self, rows)
+
+            weight_rows.keep(self, value, owner, extended.group.rank, make, extended.weights)
+        return None
+
+    return _initialize_with_initializer
+
+
+def _left_after_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps Keras from taking a weight for one with a value, which needs no initializer."""
+
+    def _deferred_initialize(self: Any) -> None:
+        original(self)
+        kept = weight_rows.of(self)
+        if kept is not None:
+            kept.leave()
+
+    return _deferred_initialize
+
+
+def _with_whole_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self, keras.layers.Layer) or _only_computes_shapes(args, kwargs):
+            return original(self, *args, **kwargs)
+        with gathering.within(), gathering.calling(_weights_of(self), (args, kwargs)) as finished:
+            return finished(original(self, *args, **kwargs))
+
+    return __call__
+
+
+def _only_computes_shapes(*arguments: Any) -> bool:
+    given = (isinstance(value, keras.KerasTensor) for value in tree.flatten(arguments))
+    return symbolic_scope.in_symbolic_scope() or any(given)
+
+
+def _weights_of(of: Any) -> list[WeightRows]:
+    """Returns the weights of a layer of which this process keeps some rows, without those of layers in it."""
+    layers = models.layers_of(of) if isinstance(of, _LOOPS) else [of]
+    variables = (variable for part in layers for variable in models.own_variables(part))
+    return [kept for variable in variables if (kept := weight_rows.of(variable)) is not None]

@@ -1,0 +1,86 @@
+"""The `extended` of `AllReduceStrategy(shard="weights")`: each process keeps some rows of each large weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import sharding
+from tfdist.sharding import Ownership
+from tfdist.strategies.abilities import KeepsRows
+from tfdist.strategies.all_reduce import keras_weight_rows, owned_gradients
+from tfdist.strategies.all_reduce.sharded_extended import Divided, ShardedExtended
+from tfdist.strategies.divided import dealing, weight_rows
+from tfdist.strategies.divided.gathering import Collectives
+from tfdist.strategies.divided.weight_rows import WeightRows
+
+
+class WeightRowsExtended(ShardedExtended, KeepsRows):
+    """A `ShardedExtended` whose processes each keep some rows of each large weight, and gather them in each step."""
+
+    more = ", shard='weights'"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        keras_weight_rows.install()
+        self.weights = Collectives(self._gathered, self._sums)
+
+    def rows_of_new(self, variable: Any) -> Ownership | None:
+        """Returns the rows of a new weight that each process keeps; see `KeepsRows`."""
+        dtype = tf.as_dtype(variable.dtype)
+        size, rows = self.group.size, variable.shape[0] if len(variable.shape) else 0
+        nbytes = sharding.Variable(tuple(variable.shape), dtype.size).nbytes
+        if size == 1 or not dtype.is_floating or nbytes <= sharding.SPLIT_BYTES or rows < size:
+            return None
+        return Ownership(None, sharding.even_bounds(rows, size))
+
+    def initial_value(self, variable: Any, value: Any) -> tf.Tensor:
+        """Returns the chief's initial value of a weight; see `KeepsRows`."""
+        return self.value_of_the_chief(value, variable.name, self.group.number("variable"))
+
+    def deal(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Deals the variables of an optimizer; see `DealsVariables`.
+
+        Raises:
+            ValueError: the optimizer looks at whole weights, of which this process has rows.
+        """
+        in_rows = [variable for variable in variables if weight_rows.of(variable) is not None]
+        if in_rows and len(dealing.contained([optimizer])) == 1 and not dealing.cuts(optimizer):
+            how = "clips the norm of whole gradients" if optimizer.clipnorm else "may look at whole weights"
+            raise ValueError(
+                f"AllReduceStrategy(shard='weights') keeps rows of the weight {in_rows[0].path} on each process, and "
+                f"the optimizer {optimizer.name} {how}. Use shard='optimizer', global_clipnorm in place of clipnorm, "
+                "or one of Keras's optimizers that update each element apart, such as Adam."
+            )
+        super().deal(optimizer, variables)
+
+    def assign_part(self, variable: Any, value: Any) -> None:
+        """Assigns this process's part of a value to a variable that is divided; see `DealsVariables`."""
+        kept = weight_rows.of(variable)
+        if kept is None:
+            super().assign_part(variable, value)
+        else:
+            kept.assign(value)
+
+    def _divided(self, model: Any) -> dict[int, Divided]:
+        in_rows = {
+            id(weight): Divided(weight, kept.owner, kept.part)
+            for weight in model.weights
+            if (kept := weight_rows.of(weight)) is not None
+        }
+        return {**in_rows, **super()._divided(model)}
+
+    def _gathered(self, weights: list[WeightRows]) -> list[tf.Tensor]:
+        return self.owned.gathered(
+            [weight.copy.read_value() for weight in weights],
+            [weight.spec for weight in weights],
+            [weight.owner for weight in weights],
+            [weight.variable.path for weight in weights],
+            "weights",
+        )
+
+    def _sums(self, gradients: list[Any], weights: list[WeightRows]) -> list[Any]:
+        variables, owners = [weight.variable for weight in weights], [weight.owner for weight in weights]
+        return owned_gradients.own_sums(self, gradients, variables, owners, self.group.rank)

@@ -1,0 +1,129 @@
+"""Weights of which each process keeps some rows, and no process keeps all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.private import tensorflow as private
+from tfdist.private.models import shaped, value_of
+from tfdist.sharding import Ownership
+from tfdist.strategies.divided import described_variables
+
+if TYPE_CHECKING:
+    from tfdist.strategies.divided.gathering import Collectives
+
+_ROWS = "_tfdist_weight_rows"
+"""Attribute of a Keras variable: its `WeightRows`."""
+
+
+class _InRows(keras.Variable):
+    """A Keras variable of which each process keeps some rows. Tapes take its gradient by those."""
+
+    @property
+    def handle(self) -> Any:
+        """The handle of this process's rows."""
+        return getattr(self, _ROWS).copy.handle
+
+
+class WeightRows:
+    """This process's rows of a weight.
+
+    Args:
+        variable: the weight, a Keras variable.
+        owner: the rows of each process.
+        rank: rank of this process.
+        part: this process's rows, as the value of a Keras variable.
+        collectives: collectives of the weights.
+
+    Attributes:
+        variable: as given.
+        owner: as given.
+        rows: the rows of this process.
+        part: as given.
+        collectives: as given.
+    """
+
+    def __init__(self, variable: Any, owner: Ownership, rank: int, part: Any, collectives: Collectives) -> None:
+        self.variable = variable
+        self.owner = owner
+        self.rows = owner.rows(rank)
+        self.part = part
+        self.collectives = collectives
+
+    def leave(self) -> None:
+        """Frees the memory of the whole weight."""
+        described_variables.leave(
+            self.variable,
+            described_variables.IN_ROWS,
+            lambda _: self.collectives.read(self),
+            lambda _, value: self.collectives.assign(self, value),
+        )
+
+    @property
+    def copy(self) -> Any:
+        """The rows as a `tf.Variable`."""
+        return private.copies(self.part)[0]
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """Shape and dtype of the whole weight."""
+        return tf.TensorSpec(self.variable.shape, self.part.dtype)
+
+    def assign(self, value: Any) -> None:
+        """Assigns this process's rows of a value of the whole weight."""
+        self.copy.assign(tf.cast(value[self.rows], self.part.dtype), read_value=False)
+
+
+def of(variable: Any) -> WeightRows | None:
+    """Returns this process's rows of a weight; None if the process has all of it.
+
+    Args:
+        variable: a variable of Keras or TensorFlow.
+    """
+    return getattr(variable, _ROWS, None)
+
+
+def is_part(gradient: Any, variable: Any) -> bool:
+    """Returns whether a gradient is that of this process's rows, and not of a whole weight.
+
+    Args:
+        gradient: gradient by a variable, dense or sparse.
+        variable: a variable of Keras or TensorFlow.
+    """
+    kept = of(variable)
+    return kept is not None and (isinstance(gradient, tf.IndexedSlices) or gradient.shape[0] == kept.part.shape[0])
+
+
+def keep(
+    variable: Any,
+    value: tf.Tensor,
+    owner: Ownership,
+    rank: int,
+    make: Callable[[Any], None],
+    collectives: Collectives,
+) -> None:
+    """Gives a new variable this process's rows of its initial value.
+
+    Args:
+        variable: a Keras variable without a value.
+        value: initial value of the whole variable.
+        owner: the rows of each process.
+        rank: rank of this process.
+        make: function that allocates the variable by an initializer; its shape is that of the rows then.
+        collectives: collectives of the weights.
+    """
+    rows = owner.rows(rank)
+    # Copied: TensorFlow's rows of a tensor share its memory, and would keep all of it.
+    own = tf.constant(np.array(value.numpy()[rows]))
+    described_variables.describe(variable)
+    with shaped(variable, tuple(own.shape)):
+        make(lambda shape, dtype=None: own)
+    kept = WeightRows(variable, owner, rank, value_of(variable), collectives)
+    setattr(variable, _ROWS, kept)
+    variable.__class__ = _InRows
+    kept.leave()
