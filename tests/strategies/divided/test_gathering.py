@@ -102,6 +102,23 @@ def test_a_weight_that_is_assigned_before_the_backward_pass_is_kept():
     assert len(collectives.gathers) == 1
 
 
+@pytest.mark.parametrize("activation", [None, "softmax"])
+def test_losses_find_the_logits_that_a_layer_keeps(activation):
+    """And none where it keeps none: Keras's losses would take them for those of a softmax."""
+    weight = kept(tf.random.normal([4, 3]), Counted())
+    x, loss = tf.random.normal([5, 4]), keras.losses.CategoricalCrossentropy(from_logits=activation is None)
+
+    @tf.function
+    def step(gathers):
+        with gathering.within(), gathering.calling([weight] if gathers else [], [x]) as finished:
+            logits = tf.matmul(x, weight.collectives.read(weight))
+            outputs = finished(keras.activations.get(activation)(logits))
+        assert hasattr(outputs, "_keras_logits") == (activation is not None)
+        return loss(tf.one_hot([0, 1, 2, 0, 1], 3), outputs)
+
+    np.testing.assert_allclose(step(True), step(False), rtol=1e-6)
+
+
 def test_weights_are_gathered_outside_of_loops_and_conditionals():
     collectives = Counted()
     weight = kept(tf.random.normal([4, 4]), collectives)

@@ -154,7 +154,9 @@ class _Call:
 
         made = private.with_gradient(given, given, backward) if given else []
         for place, output in zip(places, made, strict=True):
-            models.set_logits(output, models.logits_of(flat[place]))
+            logits = models.logits_of(flat[place])
+            if logits is not None:  # Keras's losses ask whether there are any
+                models.set_logits(output, logits)
             flat[place] = output
         return tree.pack_sequence_as(outputs, flat)
 
