@@ -65,6 +65,25 @@ def test_values_of_several_devices_of_each_process(ranks, op, size):
         np.testing.assert_allclose(sparse, [expected] * 2)
 
 
+@pytest.mark.parametrize("options", [None, private.WeighedOptions()], ids=["a user's", "of gradients"])
+def test_rows_are_added_up_once_for_the_gpus_of_a_process(ranks, options, monkeypatch):
+    """Each would add a row's occurrences in its own order. GPUs that there are not are pretended."""
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
+
+    def work(strategy):
+        def replica():
+            slices = tf.IndexedSlices(tf.ones([2, 1]), tf.constant([3, 3]), tf.constant([9, 1]))
+            return tf.distribute.get_replica_context().all_reduce("SUM", [slices], options)
+
+        return [copy for (copy,) in strategy.experimental_local_results(strategy.run(replica))]
+
+    for copies in on_ranks(ranks(1), work, devices=("CPU:0", "CPU:1")):
+        assert len(copies) == 2
+        for rows in copies:
+            np.testing.assert_array_equal(rows.indices, [3])
+            np.testing.assert_array_equal(rows.values, [[4.0]])
+
+
 def test_sparse_values_sum_duplicates_without_keep_rows(ranks):
     def work(strategy):
         slices = tf.IndexedSlices(tf.ones([9, 2]), tf.zeros([9], tf.int32), tf.constant([3, 2]))

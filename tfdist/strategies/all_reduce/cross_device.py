@@ -61,7 +61,11 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         if self._shares.step_is_shared and not is_weighed:
             value_destination_pairs = [(self._of_samples(value), where) for value, where in value_destination_pairs]
         if self._processes == 1 and not is_weighed:
-            return self.local.batch_reduce(reduce_op, value_destination_pairs)
+            reduced = self.local.batch_reduce(reduce_op, value_destination_pairs)
+            return [
+                _equal_on_devices(total, where)
+                for total, (_, where) in zip(reduced, value_destination_pairs, strict=True)
+            ]
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         names = [_name(value.values[0], destination) for value, destination in value_destination_pairs]
         common = [self._common_indices(value) for value, _ in value_destination_pairs]
@@ -75,8 +79,8 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
                 shape = value_destination_pairs[place][0].values[0].dense_shape
                 totals[place] = with_distinct_rows(tf.IndexedSlices(totals[place], indices, shape))
         return [
-            private.simple_broadcast(total, destinations, always_mirrored=True)
-            for total, (_, destinations) in zip(totals, value_destination_pairs, strict=True)
+            _equal_on_devices(private.simple_broadcast(total, where, always_mirrored=True), where)
+            for total, (_, where) in zip(totals, value_destination_pairs, strict=True)
         ]
 
     def _of_samples(self, value: Any) -> Any:
@@ -151,6 +155,14 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         )
         gathered = self._exchange.all_gather(local, axis)
         return private.simple_broadcast(gathered, destinations, always_mirrored=True)
+
+
+def _equal_on_devices(total: Any, destinations: Any) -> Any:
+    """Adds up rows of the same index once, where several GPUs would each do so in an order of its own."""
+    copies = total.values if isinstance(total, private.DistributedValues) else ()
+    if len(copies) < 2 or not isinstance(copies[0], tf.IndexedSlices):
+        return total
+    return private.simple_broadcast(with_distinct_rows(copies[0]), destinations, always_mirrored=True)
 
 
 def _rows(value: Any) -> Any:
