@@ -19,15 +19,16 @@ def own_sums(
 ) -> list[Any]:
     """Returns the sums over processes of the gradients of this process's own variables and rows.
 
-    Rows of sparse gradients are gathered on all processes.
+    Rows of sparse gradients are gathered on all processes; outside of `Strategy.run` they are made dense.
     """
     sharing = current_strategy.sharing()
     weight = None if sharing is None else sharing.shares.weight()
     replica = tf.distribute.get_replica_context()
+    runs = replica is not None and replica.strategy.extended is extended
     sums: dict[int, Any] = {}
     dense = []
     for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-        if isinstance(gradient, tf.IndexedSlices):
+        if isinstance(gradient, tf.IndexedSlices) and runs:
             options = private.WeighedOptions((None,), weight)
             total = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradient], options)[0]
             sums[place] = rows_of(total, owners[place], rank)

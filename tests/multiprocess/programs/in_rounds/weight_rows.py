@@ -111,11 +111,16 @@ def momentum():
     return keras.optimizers.SGD(0.05, momentum=0.9)
 
 
-def compiled(make, optimizer=momentum, made=None, **how):
+def classes():
+    """The outputs of its last layer keep their logits, which a cross-entropy looks for."""
+    return keras.Sequential([layers.Input((7,)), layers.Dense(6, activation="tanh"), layers.Dense(2, "softmax")])
+
+
+def compiled(make, optimizer=momentum, made=None, loss="mse", **how):
     keras.utils.set_random_seed(1)
     with (made or tf.distribute.get_strategy()).scope():
         model = make()
-        model.compile(optimizer(), "mse", run_eagerly=made is None, **how)
+        model.compile(optimizer(), loss, run_eagerly=made is None, **how)
     return model
 
 
@@ -123,16 +128,16 @@ def fit(model, x, epochs=2, **how):
     return model.fit(x, Y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **how).history["loss"]
 
 
-def assert_as_plain(make, x, optimizer=momentum, epochs=2, made=None, **how):
+def assert_as_plain(make, x, optimizer=momentum, epochs=2, made=None, loss="mse", **how):
     """Weights, losses and outputs are those of plain Keras, and no process has a weight whole that has rows for all."""
-    model = compiled(make, optimizer, made or strategy(), **how)
+    model = compiled(make, optimizer, made or strategy(), loss, **how)
     losses = fit(model, x, epochs)
     outputs, weights = model.predict(x[:5], verbose=0), model.get_weights()
     for weight in model.trainable_weights:
         assert (weight_rows.of(weight) is None) == (weight.shape[0] < size), weight.path
         assert weight._value is None or weight.shape[0] < size, weight.path
     if rank == 0:
-        plain = compiled(make, optimizer)
+        plain = compiled(make, optimizer, loss=loss)
         np.testing.assert_allclose(losses, fit(plain, x, epochs), rtol=1e-6)
         assert_close(weights, plain.get_weights())
         np.testing.assert_allclose(outputs, plain.predict(x[:5], verbose=0), rtol=1e-6)
@@ -159,7 +164,8 @@ def averages():
 def optimizers():
     made = strategy()
     assert_as_plain(dense, X, averages, 3, made)
-    assert_as_plain(dense, X, lambda: keras.optimizers.LossScaleOptimizer(momentum(), 256.0, 3), 3, made)
+    scaled = lambda: keras.optimizers.LossScaleOptimizer(momentum(), 256.0, 3)  # noqa: E731
+    assert_as_plain(classes, X, scaled, 3, made, "categorical_crossentropy")
 
 
 def accumulated():
@@ -184,7 +190,7 @@ def compiled_and_trained():
 
 
 def loops():
-    """Steps of one's own, also with a compiled model within the step."""
+    """Steps of one's own, also with a compiled model within the step; a gradient outside of `Strategy.run`."""
     made = strategy()
     model, plain = compiled(dense, made=made), compiled(dense)
     share = slice(rank, BATCH, size)
@@ -200,6 +206,13 @@ def loops():
     for _ in range(2):
         plain.train_on_batch(X[:BATCH], Y[:BATCH])
     assert_close(model, plain.get_weights())
+    with made.scope():
+        table = layers.Embedding(12, 1)
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(table(TOKENS[rank::size]))
+    (rows,) = tape.gradient(total, table.trainable_variables)
+    occurrences = np.bincount(TOKENS.ravel(), minlength=12)
+    np.testing.assert_array_equal(tf.squeeze(rows), np.array_split(occurrences, size)[rank])
 
 
 def files():
