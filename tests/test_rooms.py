@@ -24,6 +24,7 @@ ORDER = (
     ("model_parallel",),
     ("pipeline",),
     ("functional", "layers"),
+    ("distribution",),
     ("optimizers",),
     ("callbacks",),
     ("cli",),

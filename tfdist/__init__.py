@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         parameter_server,
     )
     from tfdist.cluster.settings import Timeouts
+    from tfdist.distribution.enabling import enable_keras_distribution
     from tfdist.errors import (
         CalibrationError,
         ClusterSpecError,
@@ -92,6 +93,7 @@ _HOMES = {
     "Timeouts": "tfdist.cluster.settings",
     "analyze": "tfdist.model_parallel.analysis",
     "device_scope": "tfdist.model_parallel.device_scope",
+    "enable_keras_distribution": "tfdist.distribution.enabling",
     "load_model": "tfdist.model_parallel.loading",
     "partition": "tfdist.model_parallel.partition",
     "scale_summed_loss": "tfdist.strategies.keras.keras_losses",
@@ -134,6 +136,7 @@ __all__ = [
     "callbacks",
     "compression",
     "device_scope",
+    "enable_keras_distribution",
     "errors",
     "functional",
     "gossip",

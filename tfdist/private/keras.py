@@ -7,11 +7,13 @@ from tfdist.private.versions import incompatible
 
 try:
     from keras.src import backend, tree
-    from keras.src.backend.common import symbolic_scope
+    from keras.src.backend.common import global_state, symbolic_scope
     from keras.src.backend.tensorflow import core as tf_core
+    from keras.src.backend.tensorflow import distribution_lib as tf_distribution
     from keras.src.backend.tensorflow import nn as tf_nn
     from keras.src.backend.tensorflow import optimizer as tf_optimizer
     from keras.src.backend.tensorflow import trainer as tf_trainer
+    from keras.src.distribution import distribution_lib as distributions
     from keras.src.layers import layer
     from keras.src.losses import loss as losses
     from keras.src.models import cloning, functional, sequential
@@ -33,8 +35,10 @@ __all__ = [
     "cloning",
     "data_adapter_utils",
     "data_adapters",
+    "distributions",
     "function",
     "functional",
+    "global_state",
     "layer",
     "losses",
     "node",
@@ -47,6 +51,7 @@ __all__ = [
     "serialization_lib",
     "symbolic_scope",
     "tf_core",
+    "tf_distribution",
     "tf_nn",
     "tf_optimizer",
     "tf_trainer",

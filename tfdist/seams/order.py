@@ -44,6 +44,7 @@ _INNER_TO_OUTER = (
     "model_parallel.placed_variables",
     "model_parallel.keras_placement",
     "model_parallel.keras_placement_saving",
+    "distribution.current",
 )
 _PLACES = {f"tfdist.{module}": place for place, module in enumerate(_INNER_TO_OUTER)}
 

@@ -159,7 +159,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
 
 def _equal_on_devices(total: Any, destinations: Any) -> Any:
     """Adds up rows of the same index once, where several GPUs would each do so in an order of its own."""
-    copies = total.values if isinstance(total, private.DistributedValues) else ()
+    copies: tuple[Any, ...] = total.values if isinstance(total, private.DistributedValues) else ()
     if len(copies) < 2 or not isinstance(copies[0], tf.IndexedSlices):
         return total
     return private.simple_broadcast(with_distinct_rows(copies[0]), destinations, always_mirrored=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,21 +18,24 @@ from tfdist.strategies.divided.weight_rows import WeightRows
 
 
 class WeightRowsExtended(ShardedExtended, KeepsRows):
-    """A `ShardedExtended` whose processes each keep some rows of each large weight, and gather them in each step."""
+    """A `ShardedExtended` whose processes each keep some rows of each large weight, and gather them in each step.
+
+    Attributes:
+        divides: function that tells whether a weight is cut; by default large ones are.
+    """
 
     more = ", shard='weights'"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.divides: Callable[[Any], bool] = _is_large
         keras_weight_rows.install()
         self.weights = Collectives(self._gathered, self._sums)
 
     def rows_of_new(self, variable: Any) -> Ownership | None:
         """Returns the rows of a new weight that each process keeps; see `KeepsRows`."""
-        dtype = tf.as_dtype(variable.dtype)
         size, rows = self.group.size, variable.shape[0] if len(variable.shape) else 0
-        nbytes = sharding.Variable(tuple(variable.shape), dtype.size).nbytes
-        if size == 1 or not dtype.is_floating or nbytes <= sharding.SPLIT_BYTES or rows < size:
+        if not self.divides(variable) or size == 1 or not tf.as_dtype(variable.dtype).is_floating or rows < size:
             return None
         return Ownership(None, sharding.even_bounds(rows, size))
 
@@ -84,3 +87,8 @@ class WeightRowsExtended(ShardedExtended, KeepsRows):
     def _sums(self, gradients: list[Any], weights: list[WeightRows]) -> list[Any]:
         variables, owners = [weight.variable for weight in weights], [weight.owner for weight in weights]
         return owned_gradients.own_sums(self, gradients, variables, owners, self.group.rank)
+
+
+def _is_large(variable: Any) -> bool:
+    nbytes = sharding.Variable(tuple(variable.shape), tf.as_dtype(variable.dtype).size).nbytes
+    return nbytes > sharding.SPLIT_BYTES

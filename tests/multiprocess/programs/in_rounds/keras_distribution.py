@@ -1,0 +1,132 @@
+"""Scripts that use `keras.distribution` against plain Keras; a check for each name in TEST_CASES."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from checking import run_checks
+from common import assert_close
+
+import tfdist
+from tfdist.strategies.divided import weight_rows
+
+FOLDER = sys.argv[1]
+ROWS, BATCH = 22, 8  # a last batch of 6 rows
+
+kd = keras.distribution
+tfdist.enable_keras_distribution()
+kd.initialize()
+rank, size = tfdist.rank(), tfdist.size()
+generator = np.random.default_rng(0)
+X, Y = generator.normal(size=(ROWS, 7)), generator.normal(size=(ROWS, 2))
+layers = keras.layers
+
+
+def functional():
+    inputs = layers.Input((7,))
+    hidden = layers.BatchNormalization()(layers.Dense(6, "tanh", name="d1")(inputs))
+    return keras.Model(inputs, layers.Dense(2, name="d2")(hidden))
+
+
+def sequential():
+    return keras.Sequential([layers.Input((7,)), layers.Dense(6, "tanh", name="d1"), layers.Dense(2, name="d2")])
+
+
+def compiled(make, **how):
+    keras.utils.set_random_seed(1)
+    model = make()
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", **how)
+    return model
+
+
+def fit(model, x=X, y=Y, batch_size=BATCH):
+    return model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0).history["loss"]
+
+
+def assert_as_plain(model, losses):
+    """Losses and weights are those of plain Keras, which knows no distribution."""
+    weights, current = model.get_weights(), kd.distribution()
+    kd.set_distribution(None)
+    if rank == 0:
+        plain = compiled(sequential if isinstance(model, keras.Sequential) else functional, run_eagerly=True)
+        np.testing.assert_allclose(losses, fit(plain), rtol=1e-6)
+        assert_close(weights, plain.get_weights())
+    tfdist.barrier()
+    kd.set_distribution(current)
+
+
+def model_parallel(**layouts):
+    layout_map = kd.LayoutMap(kd.DeviceMesh((1, size), ["data", "model"], kd.list_devices()))
+    for name, layout in layouts.items():
+        layout_map[f".*{name}"] = layout
+    return kd.ModelParallel(layout_map=layout_map, batch_dim_name="data")
+
+
+def in_rows(model):
+    return [weight.path.rpartition("/d")[2] for weight in model.weights if weight_rows.of(weight) is not None]
+
+
+def guide():
+    """Data-parallel and then model-parallel, with nothing left between."""
+    assert kd.list_devices() == [f"cpu:{k}" for k in range(size)]
+    kd.set_distribution(kd.DataParallel())
+    model = compiled(functional)
+    assert_as_plain(model, fit(model))
+    kd.set_distribution(model_parallel(kernel=(None, "model"), output=("data", None)))
+    model = compiled(sequential)
+    assert in_rows(model) == (["1/kernel", "2/kernel"])
+    assert_as_plain(model, fit(model))
+
+
+def turns():
+    """Distributions take turns, in scopes too; models go on when theirs is left."""
+    data, parts = kd.DataParallel(), model_parallel(d1_kernel=(None, "model"), **{"d1/kernel": (None, "model")})
+    kd.set_distribution(data)
+    with parts.scope():
+        model = compiled(sequential)
+        assert in_rows(model) == ["1/kernel"]
+        with data.scope():
+            assert not in_rows(compiled(sequential))
+        losses = fit(model)
+        assert_as_plain(model, losses)
+    assert kd.distribution() is data
+    keras.utils.clear_session()
+    assert kd.distribution() is None
+    assert not tf.distribute.has_strategy()
+    assert fit(model)[-1] < losses[-1]
+
+
+def own_data():
+    """Each process has batches of its own, which together are a batch."""
+    rows = ROWS - ROWS % size
+    kd.set_distribution(kd.DataParallel(auto_shard_dataset=False))
+    model = compiled(sequential)
+    share = slice(rank, rows, size)
+    own = tf.data.Dataset.from_tensor_slices((X[share], Y[share])).batch(rows // size)
+    losses = fit(model, own, None, None)
+    weights = model.get_weights()
+    kd.set_distribution(None)
+    if rank == 0:
+        plain = compiled(sequential, run_eagerly=True)
+        np.testing.assert_allclose(losses, fit(plain, X[:rows], Y[:rows], rows), rtol=1e-6)
+        assert_close(weights, plain.get_weights())
+    tfdist.barrier()
+
+
+def refused():
+    with pytest.raises(ValueError, match=f"this job of {size} processes has, one for each process, cpu:0, cpu:1"):
+        kd.set_distribution(kd.DataParallel(devices=["cpu:0"]))
+    with pytest.raises(tfdist.ClusterSpecError, match=f"started as rank {rank} of a job of {size}"):
+        kd.initialize(num_processes=7)
+    kd.set_distribution(model_parallel(kernel=(None, "model"), **{"d1/kernel": (None, "model")}))
+    with pytest.raises(ValueError, match="matches multiple layout"):
+        sequential()
+    kd.set_distribution(model_parallel(bias=(None, "model")))
+    with pytest.raises(ValueError, match=r"the layout \(None, 'model'\) has 2 axes; the weight .*bias of shape \(6,\)"):
+        sequential()
+
+
+run_checks(globals(), lambda: (keras.backend.set_floatx("float64"), kd.set_distribution(None)))
+tfdist.barrier()

@@ -1,0 +1,17 @@
+"""`keras.distribution` on the processes of a job: the updates of plain Keras, and what is refused."""
+
+import pytest
+
+from tests.multiprocess import harness
+from tests.multiprocess.conftest import checks
+from tests.sweeps import sweep
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = str(harness.PROGRAMS / "in_rounds" / "keras_distribution.py")
+CHECKS = ["guide", "turns", "own_data", "refused"]
+
+
+@checks({2: CHECKS, 3: [*map(sweep, CHECKS)]})
+def test_scripts_for_keras_distribution_train_as_plain_keras(size, check, passes):
+    passes(size, check)
