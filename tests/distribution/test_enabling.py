@@ -17,7 +17,7 @@ def test_what_the_backend_lacks_is_brought():
     keras.distribution.initialize()
     own = keras.distribution.list_devices()
     assert own == devices.names()
-    assert keras.distribution.get_device_count() == keras.distribution.DataParallel().num_model_replicas == len(own)
+    assert keras.distribution.get_device_count() == keras.distribution.DataParallel().device_mesh.shape[0] == len(own)
     layout = keras.distribution.TensorLayout((None,), keras.distribution.DeviceMesh((len(own),), ["batch"]))
     given = np.ones(3), np.ones(2)
     assert keras.distribution.distribute_tensor(given, layout) is given

@@ -29,6 +29,7 @@ def test_arrays_are_refused_until_data_are_left_alone(mesh, monkeypatch):
         data_adapters.get_data_adapter(np.ones((3, 2)))
     distributions.leave_data_alone(distribution)
     assert data_adapters.get_data_adapter(np.ones((3, 2)), batch_size=2).num_batches == 2
+    assert distribution.distribute_dataset("no dataset of Keras's") == "no dataset of Keras's"
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -18,5 +18,10 @@ def deals(distribution: Any) -> bool:
 def leave_data_alone(distribution: Any) -> None:
     """Makes Keras accept arrays under a distribution of several processes, and divide no data itself."""
     distribution._is_multi_process = False
+    distribution.distribute_dataset = _as_it_is
     if hasattr(distribution, "num_data_shards"):  # later than Keras 3.15
         distribution._num_processes = 1
+
+
+def _as_it_is(dataset: Any) -> Any:
+    return dataset
