@@ -86,6 +86,14 @@ def test_unknown_input_shape_raises():
         analyze(model)
 
 
+def test_weights_in_rows_are_counted_beside_the_calls():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1 << 14), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    analysis = analyze(model, 4, shard="weights", processes=2)
+    assert analysis.footprint.in_rows == 4 * 8 << 14
+    assert "Large weights and the optimizer are divided. Its variables" in " ".join(str(analysis).split())
+
+
 def test_a_divided_optimizer_is_counted_beside_the_calls():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
     model.compile("adam", "mse")
@@ -93,6 +101,9 @@ def test_a_divided_optimizer_is_counted_beside_the_calls():
     assert sum(analysis.footprint.slots) == 2 * 4 * model.count_params()
     assert "The optimizer is divided. Its variables for weights take" in " ".join(str(analysis).split())
     assert analyze(model).footprint is None
-    for arguments, message in (({"shard": "weights"}, "None or 'optimizer'"), ({"processes": 1}, "at least 2; got 1")):
+    for arguments, message in (
+        ({"shard": "all"}, "None, 'optimizer' or 'weights'; got 'all'"),
+        ({"processes": 1}, "at least 2; got 1"),
+    ):
         with pytest.raises(ValueError, match=message):
             analyze(model, **arguments)

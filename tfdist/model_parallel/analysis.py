@@ -72,7 +72,8 @@ class Analysis(CallGraph):
                 else f"Side by side: {parts}"
             )
         if self.footprint is not None:
-            console.print(f"The optimizer is divided. {self.footprint}")
+            what = "Large weights and the optimizer are" if self.footprint.in_rows else "The optimizer is"
+            console.print(f"{what} divided. {self.footprint}")
         return text.getvalue()
 
     def draw(self, path: Any) -> None:
@@ -99,9 +100,8 @@ def analyze(model: Any, batch_size: int = 1, *, shard: str | None = None, proces
     Args:
         model: a Functional or Sequential model. Models inside it are opened, unless they are called more than once.
         batch_size: number of samples of a batch.
-        shard: ``"optimizer"`` also counts what each process keeps and sends under
-            `tfdist.AllReduceStrategy` with ``shard="optimizer"``. The model is compiled; nothing is trained or
-            allocated.
+        shard: ``"optimizer"`` and ``"weights"`` also count what each process keeps and sends under
+            `tfdist.AllReduceStrategy` with that ``shard``. The model is compiled; nothing is trained or allocated.
         processes: number of processes, for ``shard``; at least 2.
 
     Returns:
@@ -111,12 +111,13 @@ def analyze(model: Any, batch_size: int = 1, *, shard: str | None = None, proces
         ValueError: the model has no graph, since it is a subclass or is not built; a shape is known at run time only;
             or, for ``shard``, the model is not compiled, or its optimizer cannot be divided so.
     """
-    if shard not in (None, "optimizer"):
-        raise ValueError(f"tfdist.analyze: shard must be None or 'optimizer'; got {shard!r}")
+    if shard not in (None, "optimizer", "weights"):
+        raise ValueError(f"tfdist.analyze: shard must be None, 'optimizer' or 'weights'; got {shard!r}")
     if not isinstance(processes, int) or processes < 2:
         raise ValueError(f"tfdist.analyze: processes must be an integer of at least 2; got {processes!r}")
     analysis = analysis_of(ModelCalls(model), batch_size)
-    return Analysis(list(analysis.calls), batch_size, planned(model, processes)) if shard else analysis
+    footprint = planned(model, processes, shard == "weights") if shard else None
+    return Analysis(list(analysis.calls), batch_size, footprint)
 
 
 def analysis_of(model_calls: ModelCalls, batch_size: int, open_size: int | None = None) -> Analysis:

@@ -4,6 +4,9 @@ import keras
 import pytest
 
 from tests.strategies.ranked import RankedShards
+from tfdist import sharding
+from tfdist.strategies.all_reduce.sharded_extended import ShardedExtended
+from tfdist.strategies.all_reduce.weight_rows_extended import WeightRowsExtended
 from tfdist.strategies.divided.footprint import Footprint, footprint_of, planned
 
 
@@ -13,9 +16,13 @@ def model_with(optimizer, units=(3, 2)):
     return model
 
 
-def test_it_is_what_a_strategy_allocates(ranks):
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_it_is_what_a_strategy_allocates(ranks, with_weights, monkeypatch):
+    if with_weights:
+        monkeypatch.setattr(sharding, "SPLIT_BYTES", 20)
+
     def work(group):
-        strategy = RankedShards(group)
+        strategy = RankedShards(group, WeightRowsExtended if with_weights else ShardedExtended)
         with strategy.scope():
             model = model_with(keras.optimizers.Adam(use_ema=True))
             model.optimizer.build(model.trainable_variables)
@@ -23,8 +30,9 @@ def test_it_is_what_a_strategy_allocates(ranks):
 
     everyone = ranks(2)(work)
     model = model_with(keras.optimizers.Adam(use_ema=True))
-    assert everyone == [planned(model, 2)] * 2
-    assert everyone[0] == Footprint(weights=92, slots=(144, 132), sent=96)
+    assert everyone == [planned(model, 2, with_weights)] * 2
+    expected = {False: Footprint(92, (144, 132), 96), True: Footprint(60, (132, 144), 144, 72)}
+    assert everyone[0] == expected[with_weights]
     assert not model.optimizer.built, "only a copy is"
     assert "take 0.0 MB in all, and at most 0.0 MB in each of 2 processes" in str(everyone[0])
 
@@ -36,6 +44,14 @@ def test_large_weights_are_counted_by_rows():
     assert planned(model_with(keras.optimizers.SGD(0.1), units=(30_000,)), 2) == Footprint(
         whole, (0, 0), 2 * (whole - 4 * 2 * 30_000)
     )
+
+
+def test_weights_in_rows_need_an_optimizer_that_takes_them():
+    with pytest.raises(ValueError, match="the optimizer lamb may look at whole weights, of which processes have rows"):
+        planned(model_with(keras.optimizers.Lamb(name="lamb"), units=(30_000,)), 2, with_weights=True)
+    constrained = keras.Sequential([keras.Input((4,)), keras.layers.Dense(30_000, kernel_constraint="non_neg")])
+    constrained.compile("sgd", "mse")
+    assert not planned(constrained, 2, with_weights=True).in_rows
 
 
 def test_contained_optimizers_are_added_up():

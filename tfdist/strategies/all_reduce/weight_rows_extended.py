@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import sharding
 from tfdist.sharding import Ownership
 from tfdist.strategies.abilities import KeepsRows
 from tfdist.strategies.all_reduce import keras_weight_rows, owned_gradients
@@ -28,16 +27,13 @@ class WeightRowsExtended(ShardedExtended, KeepsRows):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.divides: Callable[[Any], bool] = _is_large
+        self.divides: Callable[[Any], bool] = weight_rows.is_large
         keras_weight_rows.install()
         self.weights = Collectives(self._gathered, self._sums)
 
     def rows_of_new(self, variable: Any) -> Ownership | None:
         """Returns the rows of a new weight that each process keeps; see `KeepsRows`."""
-        size, rows = self.group.size, variable.shape[0] if len(variable.shape) else 0
-        if not self.divides(variable) or size == 1 or not tf.as_dtype(variable.dtype).is_floating or rows < size:
-            return None
-        return Ownership(None, sharding.even_bounds(rows, size))
+        return weight_rows.owner_of_new(variable, self.group.size, self.divides)
 
     def initial_value(self, variable: Any, value: Any) -> tf.Tensor:
         """Returns the chief's initial value of a weight; see `KeepsRows`."""
@@ -87,8 +83,3 @@ class WeightRowsExtended(ShardedExtended, KeepsRows):
     def _sums(self, gradients: list[Any], weights: list[WeightRows]) -> list[Any]:
         variables, owners = [weight.variable for weight in weights], [weight.owner for weight in weights]
         return owned_gradients.own_sums(self, gradients, variables, owners, self.group.rank)
-
-
-def _is_large(variable: Any) -> bool:
-    nbytes = sharding.Variable(tuple(variable.shape), tf.as_dtype(variable.dtype).size).nbytes
-    return nbytes > sharding.SPLIT_BYTES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -29,6 +29,7 @@ class Dealing:
         rank: rank of this process.
         cuts: whether the optimizer updates each element apart. Variables with a constraint stay whole all the same,
             and those that are not Keras's.
+        rows: by id, the rows of weights of which no process has all; by default of those that are kept in rows.
 
     Attributes:
         processes: as given.
@@ -36,10 +37,18 @@ class Dealing:
         is_complete: whether each process has something to update.
     """
 
-    def __init__(self, variables: Sequence[Any], processes: int, rank: int, cuts: bool = False) -> None:
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        processes: int,
+        rank: int,
+        cuts: bool = False,
+        rows: Mapping[int, Ownership] | None = None,
+    ) -> None:
         self.rank = rank
-        in_rows = {id(variable): kept for variable in variables if (kept := weight_rows.of(variable)) is not None}
-        whole = [variable for variable in variables if id(variable) not in in_rows]
+        kept = {id(variable): found for variable in variables if (found := weight_rows.of(variable)) is not None}
+        self._in_rows = {key: found.owner for key, found in kept.items()} if rows is None else dict(rows)
+        whole = [variable for variable in variables if not self.is_in_rows(variable)]
         sizes = [
             Variable(
                 tuple(variable.shape),
@@ -50,7 +59,7 @@ class Dealing:
         ]
         self.processes = processes
         self._updated = list(variables)
-        self._owners = {key: kept.owner for key, kept in in_rows.items()}
+        self._owners = dict(self._in_rows)
         self._owners.update(
             (id(variable), owner) for variable, owner in zip(whole, assign_owners(sizes, processes), strict=True)
         )
@@ -58,7 +67,7 @@ class Dealing:
         self.is_complete = all(any(owner.includes(rank) for owner in owners) for rank in range(processes))
         self._slots: dict[int, Any] = {}
         self._parts: dict[int, tuple[Any, slice, Any]] = {
-            key: (kept.variable, kept.rows, kept.part) for key, kept in in_rows.items()
+            key: (found.variable, found.rows, found.part) for key, found in kept.items()
         }
         self._views = [variable for variable in whole if self.owner(variable).owner is None]
         self._placed = 0
@@ -73,6 +82,10 @@ class Dealing:
             KeyError: the optimizer was not built with the variable.
         """
         return self._owners[id(variable)]
+
+    def is_in_rows(self, variable: Any) -> bool:
+        """Returns whether no process has all of a variable that the optimizer updates."""
+        return id(variable) in self._in_rows
 
     def updates(self, variable: Any) -> bool:
         """Returns whether this process updates some or all of a variable.

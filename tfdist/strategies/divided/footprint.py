@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import keras
-
 from tfdist.private.optimizers import variables_of
+from tfdist.sharding import Ownership
 from tfdist.strategies.divided import described_variables, weight_rows
 from tfdist.strategies.divided.dealing import Dealing, contained, cuts
 
@@ -44,19 +44,20 @@ def footprint_of(dealing: Dealing) -> Footprint:
         dealing: how its variables are dealt; all slots are known.
     """
     slots = dealing.nbytes(dealing.slots)
-    in_rows = dealing.nbytes(variable for variable in dealing.updated if weight_rows.of(variable) is not None)
-    whole = dealing.nbytes(variable for variable in dealing.updated if weight_rows.of(variable) is None)
+    in_rows = dealing.nbytes(filter(dealing.is_in_rows, dealing.updated))
+    whole = dealing.nbytes(variable for variable in dealing.updated if not dealing.is_in_rows(variable))
     # In a ring, each process sends all parts but one: gradients and values; values twice, where layers gather them.
     sent = 2 * (sum(whole) - min(whole)) + 3 * (sum(in_rows) - min(in_rows))
     return Footprint(sum(whole) + max(in_rows), tuple(slots), sent, sum(in_rows))
 
 
-def planned(model: Any, processes: int) -> Footprint:
+def planned(model: Any, processes: int, with_weights: bool = False) -> Footprint:
     """Returns what a model would take with its optimizer divided, without training it; allocates nothing.
 
     Args:
         model: a Keras model that is built, and compiled with an optimizer.
         processes: number of processes, at least 2.
+        with_weights: whether large weights are kept in rows, too.
 
     Raises:
         ValueError: the model is not built, or has no optimizer; or an optimizer cannot be divided.
@@ -65,21 +66,39 @@ def planned(model: Any, processes: int) -> Footprint:
     if optimizer is None or not model.built:
         raise ValueError(f"expected a model that is built, and compiled with an optimizer; got {model.name}")
     described_variables.install()
-    copy = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    copy = type(optimizer).from_config(optimizer.get_config())
     with described_variables.describing():
         copy.build(model.trainable_variables)
+    rows = _rows(model, processes) if with_weights else {}
     footprints = [
-        _planned(part, processes) for part in contained([copy]) if len(contained([part])) == 1 and variables_of(part)
+        _planned(part, processes, rows)
+        for part in contained([copy])
+        if len(contained([part])) == 1 and variables_of(part)
     ]
     return Footprint(
         sum(part.weights for part in footprints),
         tuple(map(sum, zip(*(part.slots for part in footprints), strict=True))),
         sum(part.sent for part in footprints),
+        sum(part.in_rows for part in footprints),
     )
 
 
-def _planned(optimizer: Any, processes: int) -> Footprint:
-    dealing = Dealing(variables_of(optimizer), processes, 0, cuts(optimizer))
+def _rows(model: Any, processes: int) -> dict[int, Ownership]:
+    """Returns the rows that each process would have of a model's weights, by id."""
+    owners = {
+        id(weight): weight_rows.owner_of_new(weight, processes)
+        for weight in model.trainable_variables
+        if weight.constraint is None and not weight.overwrite_with_gradient
+    }
+    return {key: owner for key, owner in owners.items() if owner is not None}
+
+
+def _planned(optimizer: Any, processes: int, rows: Mapping[int, Ownership]) -> Footprint:
+    variables = variables_of(optimizer)
+    own = {id(variable): rows[id(variable)] for variable in variables if id(variable) in rows}
+    if own and not cuts(optimizer):
+        raise ValueError(f"the optimizer {optimizer.name} may look at whole weights, of which processes have rows")
+    dealing = Dealing(variables, processes, 0, cuts(optimizer), own)
     strays = dealing.find_slots(optimizer)
     if strays or not dealing.is_complete:
         why = f"its variable {strays[0].path} belongs to no weight" if strays else f"{processes} processes are too many"

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import sharding
 from tfdist.private import tensorflow as private
 from tfdist.private.models import shaped, value_of
 from tfdist.sharding import Ownership
@@ -77,6 +78,30 @@ class WeightRows:
     def assign(self, value: Any) -> None:
         """Assigns this process's rows of a value of the whole weight."""
         self.copy.assign(tf.cast(value[self.rows], self.part.dtype), read_value=False)
+
+
+def is_large(variable: Any) -> bool:
+    """Returns whether a weight is so large that it is worth keeping in rows.
+
+    Args:
+        variable: a Keras variable, whose value need not exist.
+    """
+    nbytes = sharding.Variable(tuple(variable.shape), tf.as_dtype(variable.dtype).size).nbytes
+    return nbytes > sharding.SPLIT_BYTES
+
+
+def owner_of_new(variable: Any, processes: int, divides: Callable[[Any], bool] = is_large) -> Ownership | None:
+    """Returns the rows of a new weight that each process keeps; None if each keeps the whole weight.
+
+    Args:
+        variable: a Keras variable, whose value need not exist.
+        processes: number of processes.
+        divides: function that tells whether a weight is kept in rows, if it can be.
+    """
+    rows = variable.shape[0] if len(variable.shape) else 0
+    if not divides(variable) or processes == 1 or not tf.as_dtype(variable.dtype).is_floating or rows < processes:
+        return None
+    return Ownership(None, sharding.even_bounds(rows, processes))
 
 
 def of(variable: Any) -> WeightRows | None:
