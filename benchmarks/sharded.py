@@ -6,6 +6,7 @@ a process at its highest (anonymous and shared), of the process with most; and t
 
     python benchmarks/sharded.py
     python benchmarks/sharded.py --processes 4 --width 2048
+    python benchmarks/sharded.py --torch-python python-with-pytorch  # beside DistributedDataParallel and fully_shard
 """
 
 import gc
@@ -17,6 +18,7 @@ from pathlib import Path
 import side_by_side
 
 BATCH, LAYERS = 64, 12
+PEERS = {"torch DDP": "ddp", "torch fully_shard": "fully_shard"}
 KINDS = {"whole": None, "shard='optimizer'": "optimizer", "shard='weights'": "weights"}
 
 
@@ -81,13 +83,19 @@ def main():
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--width", type=int, default=1024, help="inputs and units of the layers")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--torch-python", help="an interpreter with PyTorch, for its own ways")
     options = parser.parse_args()
-    figures = {who: [] for who in KINDS}
+    figures = {who: [] for who in (*KINDS, *(PEERS if options.torch_python else ()))}
     for _ in range(options.rounds):
         for who, rounds in figures.items():
-            command = [__file__, "--kind", who, str(options.width), str(options.steps)]
             print(f"{who} …", file=sys.stderr)
-            rounds.append(side_by_side.measure(command, options.processes, way="tfdist"))
+            sizes = [str(options.width), str(options.steps)]
+            if who in PEERS:
+                command = [str(Path(__file__).with_name("sharded_torch.py")), PEERS[who], *sizes]
+                rounds.append(side_by_side.measure(command, options.processes, python=options.torch_python))
+            else:
+                command = [__file__, "--kind", who, *sizes]
+                rounds.append(side_by_side.measure(command, options.processes, way="tfdist"))
     rows = []
     for name in figures["whole"][0]:
         if name == "processes":
@@ -95,11 +103,12 @@ def main():
         rows.append(
             (name, {who: statistics.median(reading[name] for reading in rounds) for who, rounds in figures.items()})
         )
-        for who in list(KINDS)[1:]:
-            pairs = zip(figures["whole"], figures[who], strict=True)
+        for who in list(figures)[1:]:
+            base = "torch DDP" if who == "torch fully_shard" else "whole"
+            pairs = zip(figures[base], figures[who], strict=True)
             ratios = [divided[name] / whole[name] for whole, divided in pairs]
             spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            print(f"{name}, {who}: {spread}", file=sys.stderr)
+            print(f"{name}, {who} : {base}: {spread}", file=sys.stderr)
     side_by_side.table(rows, list(figures), f"{options.processes} processes, medians of {options.rounds} rounds")
     side_by_side.save(options.json, figures)
 
