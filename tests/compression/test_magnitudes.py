@@ -6,6 +6,7 @@ import pytest
 
 from tests.compression.methods import ALL
 from tests.compression.test_reduction import World
+from tests.sweeps import crossed
 from tfdist import compression as c
 from tfdist.compression.feedback import with_feedback
 
@@ -30,9 +31,7 @@ def steps(world, *given):
         return [world.step(gradients) for gradients in given]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["normal", "equal", "spike"])
-@pytest.mark.parametrize("method", ALL, ids=str)
+@pytest.mark.parametrize(("method", "kind", "size"), crossed(ALL, ["normal", "equal", "spike"], [1, 2, 3]), ids=str)
 def test_finite_gradients_are_never_nan(method, kind, size):
     """Values that overflow become infinite or the largest number; at 1e37 none do."""
     for scale in (1e-45, 1e-38, 1e30, 1e37, 1e38, LARGEST):
@@ -48,8 +47,7 @@ def knows_magnitudes(method):
     return absolute or getattr(method, "clip_norm", None) or (isinstance(method, c.Float16))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("method", [m for m in ALL if not knows_magnitudes(m)], ids=str)
+@pytest.mark.parametrize(("method", "size"), crossed([m for m in ALL if not knows_magnitudes(m)], [1, 2, 3]), ids=str)
 def test_decoded_sum_scales_with_the_gradient(method, size):
     """By powers of two, so that rounding does not differ."""
     given = vectors("normal", 1.0, size)
@@ -62,9 +60,9 @@ def test_decoded_sum_scales_with_the_gradient(method, size):
             assert np.linalg.norm(decoded / scale - other) <= 1e-4 * np.linalg.norm(other), exponent
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("method", ALL, ids=str)
+@pytest.mark.parametrize(
+    ("method", "dtype", "size"), crossed(ALL, [np.float16, ml_dtypes.bfloat16], [1, 2, 3]), ids=str
+)
 def test_half_precision_gradients_never_become_nan(method, dtype, size):
     limits = ml_dtypes.finfo(dtype)
     for scale in (limits.smallest_subnormal, limits.smallest_normal, 1.0, limits.max):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tests.sweeps import crossed
 from tfdist import compression as c
 from tfdist.compression import sparse
 from tfdist.compression.state import State
@@ -74,9 +75,10 @@ def test_strom_sends_tau_and_keeps_the_rest():
     np.testing.assert_array_equal(decoded, [1, -1, 0])
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("density", [1 / 20, 1 / 400])
-@pytest.mark.parametrize("scales", ["stationary", "shrinking", "growing", "jumping"])
+@pytest.mark.parametrize(
+    ("scales", "density", "seed"),
+    crossed(["stationary", "shrinking", "growing", "jumping"], [1 / 20, 1 / 400], range(3)),
+)
 def test_strom_sends_the_share_that_was_asked_for(scales, density, seed):
     """With its residual, which after some steps has far more large elements than any gradient."""
     generator, elements, steps = np.random.default_rng(seed), 20_000, 300
