@@ -53,7 +53,8 @@ def test_notice_is_one_write_to_unbuffered_stream():
 
 
 SAYS = """
-import logging, tensorflow as tf
+import tensorflow as tf
+import logging
 logging.basicConfig(level=logging.INFO)
 tf.get_logger().setLevel(logging.INFO)
 import tfdist
@@ -63,8 +64,9 @@ tf.get_logger().info("of MirroredStrategy, later")
 
 
 @pytest.mark.multiprocess
-def test_number_of_processes_is_told_without_misleading_messages():
-    ended = harness.run(["-c", SAYS], 2)
+def test_number_of_processes_is_told_without_misleading_messages(tmp_path):
+    (tmp_path / "says.py").write_text(SAYS)
+    ended = harness.run([str(tmp_path / "says.py")], 2)
     assert ended[0].output.count("tfdist: training on 2 processes on 1 host.") == 1
     assert "training on" not in ended[1].output
     for end in ended:

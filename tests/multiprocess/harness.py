@@ -109,13 +109,14 @@ class Processes:
 
     def _getting_on(self, what: Callable[[], str], still: float = STILL_SECONDS) -> Iterator[None]:
         """Yields now and again as long as processes get on; then fails, and says ``what``."""
-        end = time.monotonic() + DEADLINE
+        begin = time.monotonic()
         progress = Progress([popen.pid for popen in self.popens], self._written, still)
         while True:
             yield
-            assert time.monotonic() < end, f"{what()}: they have not ended in {DEADLINE:g} s\n{self.outputs()}"
+            waited = time.monotonic() - begin
+            assert waited < DEADLINE, f"{what()}: they have not ended in {DEADLINE:g} s\n{self.outputs()}"
             assert not progress.stands_still(), f"{what()}: they stand still\n{self.outputs()}"
-            time.sleep(0.02)
+            time.sleep(min(0.1, 0.01 + waited / 50))  # each look costs a millisecond, of which others wait for a core
 
     def _written(self) -> int:
         return sum(path.stat().st_size for path in self._outputs)

@@ -1,6 +1,7 @@
 """The timeline, from the command line and as a callback; what an epoch's communication is reported to cost."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -43,8 +44,9 @@ def check(events, size):
 
 def test_reports_and_timeline_callbacks(tmp_path):
     """Where TensorBoard is not installed: only who reads the files needs it."""
-    without = "import runpy, sys; sys.modules['tensorboard'] = None; runpy.run_path(sys.argv[1])"
-    ended = harness.run(["-c", without, PROGRAM], 2, settings={"TEST_FOLDER": str(tmp_path)})
+    without = tmp_path / "without.py"
+    without.write_text("import sys\nsys.modules['tensorboard'] = None\n" + Path(PROGRAM).read_text())
+    ended = harness.run([str(without)], 2, settings={"TEST_FOLDER": str(tmp_path)})
     results = harness.results(ended)
     assert results[0] == results[1]
     history = results[0]["history"]

@@ -27,7 +27,7 @@ def make(first=None, second=None):
     with tfdist.device_scope(second) if second else contextlib.nullcontext():
         outputs = keras.layers.Dense(2)(hidden)
     model = keras.Model(inputs, outputs)
-    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
     return model
 
 
