@@ -294,7 +294,7 @@ EQUAL = {"structure": "isotropic", "stddev": 0.01}
     [
         sweep(lambda: tfdist.LocalSGDStrategy(sync_every=2), 2, PARTLY, id="local SGD"),
         pytest.param(tfdist.GossipStrategy, 2, PARTLY, id="gossip"),
-        pytest.param(lambda: tfdist.AllReduceStrategy(delay=1), None, EQUAL, id="delay"),
+        sweep(lambda: tfdist.AllReduceStrategy(delay=1), None, EQUAL, id="delay"),
     ],
 )
 def test_loss_decreases_under_other_strategies(make, parts, given):

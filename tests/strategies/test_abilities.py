@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.sweeps import sweep
 from tfdist.private import tensorflow as private
 from tfdist.strategies import abilities
 from tfdist.strategies.data import datasets
@@ -65,7 +66,7 @@ def trained(strategy, **arguments):
     return [history["loss"], history["mae"], results, made.predict(X, verbose=0).tolist(), made.get_weights()]
 
 
-@pytest.mark.parametrize("extended", [OtherWriter, Writer])
+@pytest.mark.parametrize("extended", [OtherWriter, sweep(Writer)])
 def test_training_is_plain_where_nothing_is_shared_or_reduced(extended):
     """Losses, gradients, Dropout's seeds, shuffling and data are Keras's own."""
     expected, results = trained(Plain()), trained(strategy_of(extended))
