@@ -50,7 +50,7 @@ def gradients(store, step, named, kinds=KINDS):
 
 
 @pytest.mark.parametrize(
-    ("name", "decays"), some([*((name, True) for name in OPTIMIZERS), ("decay", False), ("adamw", False)])
+    ("name", "decays"), some([*((name, True) for name in OPTIMIZERS), ("decay", False), ("adamw", False)], 4)
 )
 def test_lazy_update_of_all_rows_equals_keras(name, decays):
     store, optimizer = store_of(OPTIMIZERS[name](), decays=decays), OPTIMIZERS[name]()

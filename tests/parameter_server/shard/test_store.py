@@ -86,7 +86,7 @@ for name in ("ScheduleFreeAdamW", "Muon"):  # not in the oldest Keras that is su
         OPTIMIZERS[name] = lambda name=name: getattr(keras.optimizers, name)(0.01)
 
 
-@pytest.mark.parametrize("name", some(OPTIMIZERS))
+@pytest.mark.parametrize("name", some(OPTIMIZERS, 4))
 def test_updates_are_those_of_the_optimizer(name):
     store = store_of(OPTIMIZERS[name]())
     for step in range(5):
@@ -95,7 +95,7 @@ def test_updates_are_those_of_the_optimizer(name):
     assert store.iterations == 5
 
 
-@pytest.mark.parametrize("name", some([name for name in OPTIMIZERS if name != "adafactor"]))
+@pytest.mark.parametrize("name", some([name for name in OPTIMIZERS if name != "adafactor"], 4))
 def test_store_continues_from_a_saved_state(name):
     """But of Adafactor, which has variables that are no slots, and so no part of the state."""
     store = store_of(OPTIMIZERS[name]())

@@ -245,7 +245,7 @@ def test_a_worker_looks_up_what_another_one_has_trained():
         assert int(worker.optimizer.iterations) == 6
 
 
-@pytest.mark.parametrize("is_served", [False, True])
+@pytest.mark.parametrize("is_served", [sweep(False), True])
 def test_predictions_make_no_rows(is_served):
     with served() as (strategy,):
         model = dynamic(strategy=strategy if is_served else None)

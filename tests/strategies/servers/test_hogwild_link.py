@@ -20,7 +20,7 @@ from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 ROWS = 500
 
 
-@pytest.mark.parametrize("name", ["adam", "steps", *map(sweep, ("loss scale", "eager", "constraint"))])
+@pytest.mark.parametrize("name", ["steps", *map(sweep, ("adam", "loss scale", "eager", "constraint"))])
 def test_one_worker_trains_as_keras_does(name):
     options = OPTIONS.get(name, {})
     alone = model_in(**options)

@@ -68,7 +68,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", some(OPTIONS, 3))
+@pytest.mark.parametrize("name", some(OPTIONS, 6, first=3))
 def test_one_worker_trains_as_keras_does(name):
     alone = model_in(**OPTIONS[name])
     expected = fit(alone, validation_data=(X, Y))
@@ -132,7 +132,7 @@ def test_data_of_unknown_length_make_no_update_more(steps):
         assert (link.session.pushes, int(model.optimizer.iterations)) == (12, 12)
 
 
-@pytest.mark.parametrize("method", ["evaluate", "predict"])
+@pytest.mark.parametrize("method", ["evaluate", sweep("predict")])
 def test_evaluate_and_predict_read_newest_values(method):
     with served(workers=2) as (first, second):
         chief, worker = model_in(first), model_in(second)

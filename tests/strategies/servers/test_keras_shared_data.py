@@ -119,7 +119,11 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+IN_SWEEPS = "one server", "three epochs", "within batches"
+"""Which others are, too."""
+
+
+@pytest.mark.parametrize("name", [sweep(name) if name in IN_SWEEPS else name for name in OPTIONS])
 def test_every_sample_of_an_epoch_counts_once(name):
     options = OPTIONS[name]
     sample_counts, push_counts = on_two(**options)
@@ -129,7 +133,7 @@ def test_every_sample_of_an_epoch_counts_once(name):
 
 
 @pytest.mark.parametrize(
-    "options", [{"steps_per_execution": 4}, {"run_eagerly": True}], ids=lambda options: next(iter(options))
+    "options", [{"steps_per_execution": 4}, sweep({"run_eagerly": True})], ids=lambda options: next(iter(options))
 )
 def test_every_sample_counts_once_however_steps_are_run(options):
     sample_counts, push_counts = on_two(make=lambda strategy: counting_model(strategy, **options), epochs=2)

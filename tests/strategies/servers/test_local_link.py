@@ -70,13 +70,12 @@ def fit_together(models, steps, batch_sizes):
 
 @pytest.mark.parametrize(("mode", "moved"), [(Asynchronous(), 12), (Synchronous(), 6)])
 def test_changes_of_workers_are_added_or_averaged_by_mode(mode, moved):
-    """Two workers make 6 steps each; 2 and 2 and 2, or 4 and 2."""
-    for steps in (2, 4):
-        with served(2, mode=mode, pushes=LocalSteps(steps)) as strategies:
-            models = [linear_in(strategy) for strategy in strategies]
-            fit_together(models, (6, 6), (4, 4))
-            for model in models:
-                np.testing.assert_allclose(model.get_weights()[0], -RATE * moved)
+    """Two workers make 6 steps each; 4 and 2."""
+    with served(2, mode=mode, pushes=LocalSteps(4)) as strategies:
+        models = [linear_in(strategy) for strategy in strategies]
+        fit_together(models, (6, 6), (4, 4))
+        for model in models:
+            np.testing.assert_allclose(model.get_weights()[0], -RATE * moved)
 
 
 def test_means_are_weighed_by_the_samples_of_all_steps():

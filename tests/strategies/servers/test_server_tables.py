@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.parameter_server.serving import DEADLINE, serving
 from tests.strategies.ranked import Ranked
-from tests.sweeps import some
+from tests.sweeps import some, sweep
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import PeerLostError
 from tfdist.parameter_server.options.initial_rows import InitialRows
@@ -128,7 +128,7 @@ def test_two_ranks_train_as_one_process_does(ranks, name):
             assert served.table.iterations == 10, "one update in each step"
 
 
-@pytest.mark.parametrize("compiled", [{"run_eagerly": True}, {"steps_per_execution": 3}], ids=str)
+@pytest.mark.parametrize("compiled", [sweep({"run_eagerly": True}), {"steps_per_execution": 3}], ids=str)
 def test_eager_and_multi_step_ranks_train_as_one_process(ranks, compiled):
     expected = trained(made())
     with started(ranks) as on_both:
