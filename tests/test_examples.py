@@ -51,6 +51,7 @@ def last(pattern, output):
     return float(re.findall(pattern, output)[-1])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("processes", [1, 2])
 def test_digits(run, processes):
     output = run("digits.py", processes)
@@ -65,6 +66,7 @@ def test_launcher_shows_one_progress_bar_of_digits(tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert last(r"Test accuracy: ([\d.]+)", ended.stdout) >= 0.3
     assert ended.stdout.count("Epoch 2/2") == 1, "one progress bar is seen"
+    assert re.search(r"2 process\(es\); each sent [\d.]+ MB", ended.stdout)
 
 
 def test_custom_loop(run):

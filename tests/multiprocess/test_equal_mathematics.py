@@ -39,6 +39,13 @@ IN_SWEEPS = [
     *"embedding_where_dense_is_cheaper small_table_with_adagrad_and_clipping regularization several_outputs".split(),
     *"convolution_and_recurrence mixed_float16_without_samples prediction_over_files run_eagerly".split(),
     "attention_without_samples",
+    # What programs (batch_logs, custom_train_step), groups (sparse gradients, accumulation and normalization
+    # on two devices of each process), and optimizers in parts and wrapped ones have.
+    *"logs_of_batches logs_of_own_steps embedding optimizer_Adam optimizer_Muon averages_of_weights".split(),
+    *"steps_per_execution gradient_accumulation synchronized_batch_normalization optimizer_Adafactor".split(),
+    # What tests of losses and gradients have within one process.
+    *"scale_summed_loss_in_fit sum_reduction no_reduction clipping_by_global_norm".split(),
+    *"a_root_of_a_mean_is_of_the_share added_mean_without_samples several_outputs_without_samples".split(),
 ]
 ALL = re.findall(r"^@(?:case|spread)\ndef (\w+)", SOURCE, re.MULTILINE) + [f"optimizer_{name}" for name in OPTIMIZERS]
 SPREAD = [*re.findall(r"^@spread\ndef (\w+)", SOURCE, re.MULTILINE), "optimizer_SGD", "optimizer_Adam"]

@@ -8,7 +8,7 @@ from tests.multiprocess import harness
 from tests.sweeps import sweep
 
 RUNNER = harness.PROGRAMS.parents[1] / "programs" / "servers" / "runner.py"
-PROGRAMS = ["tutorial", "vae", *map(sweep, ("distillation", "ctc", "text_generation"))]
+PROGRAMS = ["tutorial", *map(sweep, ("vae", "distillation", "ctc", "text_generation"))]
 
 
 @pytest.fixture(scope="module")
