@@ -4,6 +4,7 @@ import pytest
 
 from tests.multiprocess import harness
 from tests.multiprocess.conftest import checks
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
@@ -12,7 +13,7 @@ CHECKS = [
     "weights_are_identical_to_the_last_bit",
     "model_checkpoint_is_written_by_the_chief",
     "checkpoint_in_the_middle_of_an_epoch",
-    "backup_and_restore",
+    sweep("backup_and_restore"),  # as custom steps (test_backup.py), optimizers in parts and groups
     "writing_callbacks",
     "early_stopping_and_plateau",
     "one_rank_wishes_to_stop_in_the_middle_of_an_epoch",

@@ -14,6 +14,7 @@ import sys
 import pytest
 
 from tests.multiprocess import harness, namespaces
+from tests.sweeps import sweep
 
 SUMS = [str(harness.PROGRAMS / "sums.py")]
 
@@ -83,7 +84,11 @@ CONTAINERS = {
 }
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
+MIXED = ["PID of one", "PID and IPC", "/dev/shm of one", "all of each"]
+"""What others have of one rank, or one by one."""
+
+
+@pytest.mark.parametrize("name", [sweep(name) if name in MIXED else name for name in CONTAINERS])
 def test_sums_are_right(name):
     prefixes, result, reason = CONTAINERS[name]
     printed = outputs(prefixes)
@@ -155,7 +160,7 @@ def test_dev_shm_that_cannot_be_used(name):
 
 @pytest.mark.skipif(not namespaces.AVAILABLE, reason="needs iproute2")
 @pytest.mark.parametrize(
-    "isolation", [NOTHING, PROCESSES, PROCESSES + IPC + shm("size=64m")], ids=["none", "PID", "all"]
+    "isolation", [NOTHING, sweep(PROCESSES), PROCESSES + IPC + shm("size=64m")], ids=["none", "PID", "all"]
 )
 def test_sums_are_right_between_network_namespaces(isolation):
     """Two containers with one hostname on a bridge, and whatever else is theirs."""

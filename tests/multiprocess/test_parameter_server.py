@@ -17,7 +17,8 @@ STEPS = 176
 
 
 EQUAL = [
-    *("momentum", "adamw", "clipnorm", "sparse adagrad", "mean"),
+    *("momentum", "sparse adagrad", "mean"),
+    *map(sweep, ("adamw", "clipnorm")),
     *map(sweep, ("averages", "sgd", "adam", "clipvalue", "schedule", "accumulation", "lamb", "sparse sgd")),
     *map(sweep, ("steps", "sparse rmsprop", "constraints")),
 ]
@@ -27,8 +28,8 @@ PUSHES = {"local": 8 * 6, "local-synchronous": 8 * 6, "elastic": STEPS // 4}
 
 
 MODES = [
-    *("asynchronous", "local-synchronous", "hogwild"),
-    *map(sweep, ("bounded", "synchronous", "soft", "compensated", "local", "elastic")),
+    *("asynchronous", "hogwild"),
+    *map(sweep, ("local-synchronous", "bounded", "synchronous", "soft", "compensated", "local", "elastic")),
 ]
 
 

@@ -49,7 +49,7 @@ def sums_are_those_of_the_whole_batch(linear, strategy, place):
         lambda y_true, y_pred: tfdist.scale_summed_loss(tf.reduce_sum(tf.square(y_true - y_pred))),
         keras.losses.MeanSquaredError(reduction="none"),
     )
-    for loss in dealt(losses, place, 2):
+    for loss in dealt(losses, place, 3):
         results = []
         for current_strategy in (tf.distribute.get_strategy(), strategy):
             with current_strategy.scope():

@@ -17,6 +17,7 @@ from common import (
     assert_close,
     callbacks_set_rates_and_weights,
     dealt,
+    in_sweeps,
     stepping,
     sums_are_those_of_the_whole_batch,
 )
@@ -220,7 +221,8 @@ def stopped():
     """One process ends the steps of all: they learn it in their next exchange, in an epoch that has no end."""
 
     endless = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH, drop_remainder=True).repeat()
-    for arguments, steps in (({"sync_every": 3}, 9), ({"sync_every": 4, "streaming": Streaming(2, delay=1)}, 8)):
+    streaming = {"sync_every": 4, "streaming": Streaming(2, delay=1)}
+    for arguments, steps in ((streaming, 8), *in_sweeps(({"sync_every": 3}, 9))):
         model, stops = linear(tfdist.LocalSGDStrategy(**arguments)), Stops(7 if rank == size - 1 else None)
         history = model.fit(endless, epochs=3, verbose=0, callbacks=[stops]).history
         assert stops.seen == (steps if size > 1 else 7), (arguments, stops.seen)

@@ -117,7 +117,7 @@ def features():
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.02)),
         lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.05, 50)),
     )
-    for optimizer in dealt(optimizers, 0, 2):
+    for optimizer in dealt(optimizers, 0, 4):
         model = linear(strategy(), optimizer=optimizer, metrics=["mae"])
         history = fit(model, epochs=6, validation_data=(X, Y))
         assert history["loss"][-1] < history["loss"][0]

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -48,7 +49,9 @@ def main():
     for place, check in enumerate(checks):
         if place % size == rank:
             (folder / check.name / "plain").mkdir(parents=True)
+            begin = time.process_time()
             results = run(check, Place(folder / check.name / "plain"))
+            print("SECONDS", check.name, "plain", round(time.process_time() - begin, 1), flush=True)
             write(folder / check.name / "plain.json", results)
     strategies = {}
     for check in checks:
@@ -56,7 +59,9 @@ def main():
         strategy = strategies[key] = strategies.get(key) or tfdist.PipelineStrategy(**check.arguments)
         (folder / check.name / str(rank)).mkdir(parents=True)
         print("CHECK", check.name, flush=True)
+        begin = time.process_time()
         results = run(check, Place(folder / check.name / str(rank), strategy))
+        print("SECONDS", check.name, round(time.process_time() - begin, 1), flush=True)
         write(folder / check.name / f"{rank}.json", results)
     print("DONE", flush=True)
 
