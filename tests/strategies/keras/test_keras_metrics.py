@@ -44,6 +44,17 @@ def test_state_is_merged_by_its_aggregation(ranks, dtype):
     assert on_ranks(ranks(2), work) == [expected] * 2
 
 
+def test_means_of_one_process_are_of_its_own_replicas(ranks):
+    def work(strategy):
+        with strategy.scope():
+            metric = Keeps(["mean"])
+        strategy.run(lambda: metric.update_state([4.0 + 2 * strategy.rank, 1.0]))
+        ((_, mean),), _ = keras_metrics.merged_beside(metric.variables, [], strategy.extended, locally=True)
+        return mean.numpy().tolist()
+
+    assert on_ranks(ranks(2), work, devices=["CPU:0", "CPU:1"]) == [[4, 1], [6, 1]]
+
+
 @pytest.mark.parametrize(("kind", "expected"), [("max", [6, 1]), ("min", [4, 1]), ("sum", [10, 2])])
 def test_inferred_merge_rule_overrides_aggregation(ranks, kind, expected):
     """Whatever its aggregation."""
