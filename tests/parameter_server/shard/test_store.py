@@ -113,6 +113,7 @@ def test_store_continues_from_a_saved_state(name):
 def test_elementwise_optimizers_use_one_vector():
     assert is_elementwise(keras.optimizers.Adam())
     assert not is_elementwise(keras.optimizers.Adam(clipnorm=1.0))
+    assert not is_elementwise(keras.optimizers.Adam(global_clipnorm=1.0))
     assert not is_elementwise(keras.optimizers.Lamb())
 
     class Own(keras.optimizers.Adam):
