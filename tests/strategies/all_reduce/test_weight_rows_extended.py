@@ -57,8 +57,8 @@ def test_optimizers_that_look_at_whole_weights_are_refused(ranks):
         strategy = RankedShards(group, WeightRowsExtended)
         trained = kernels(strategy, LARGE + 1)
         with strategy.scope():
-            for optimizer in (keras.optimizers.Lamb(), keras.optimizers.SGD(clipnorm=1.0)):
-                with pytest.raises(ValueError, match=r"keeps rows of the weight .*kernel"):
-                    optimizer.build(trained)
+            optimizer = keras.optimizers.Lamb()
+            with pytest.raises(ValueError, match=r"keeps rows of the weight .*kernel"):
+                optimizer.build(trained)
 
     ranks(2)(work)

@@ -64,6 +64,26 @@ def test_a_weight_that_two_stages_hold_counts_once_in_a_norm(ranks, monkeypatch)
     assert ranks(2)(work) == [pytest.approx((25 + 25 + 9) ** 0.5)] * 2
 
 
+def test_rows_are_clipped_by_the_norm_of_the_whole_gradient(ranks, monkeypatch):
+    """Two processes with two rows each, dense and sparse, and a gradient of their own."""
+    thread_local = threading.local()
+    monkeypatch.setattr(divided_updates.current_strategy, "current", lambda ability: thread_local.stages)
+    divided_updates.install()
+
+    def work(group):
+        thread_local.stages = types.SimpleNamespace(over_updaters=Bridge(group))
+        rows = tf.constant([[3.0], [0.0]] if group.rank else [[0.0], [4.0]])
+        slices = tf.IndexedSlices(rows / 10, tf.constant([0, 1]), tf.constant([2, 1]))
+        with divided_updates.gradient_shares([1.0] * 3, [True, False, True]):
+            dense, own, sparse = keras.optimizers.SGD(clipnorm=1.0)._clip_gradients([rows, tf.constant([2.0]), slices])
+        return dense.numpy().ravel(), own.numpy(), tf.convert_to_tensor(sparse).numpy().ravel()
+
+    for (dense, own, sparse), rows in zip(ranks(2)(work), ([0.0, 4.0], [3.0, 0.0]), strict=True):
+        np.testing.assert_allclose(dense, np.array(rows) / 5)
+        np.testing.assert_allclose(own, [1.0])
+        np.testing.assert_allclose(sparse, np.array(rows) / 10, err_msg="its norm is 0.5")
+
+
 def test_variables_that_their_gradients_replace_have_no_average():
     variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0])]
     variables[1].overwrite_with_gradient = True  # as the ranges of float8

@@ -141,7 +141,8 @@ def _by_owners(original: Callable[..., Any]) -> Callable[..., Any]:
             parts = owned_gradients.own_sums(extended, given, variables, owners, dealing.rank)
         sums.update(zip((place for place in whole if place in own), parts, strict=True))
         dealing.refresh()
-        shares = divided_updates.gradient_shares([1.0] * len(own))
+        cut = [dealing.owner(trainable_variables[place]).owner is None for place in own]
+        shares = divided_updates.gradient_shares([1.0] * len(own), cut)
         with dealing.parts(), keras_optimizers.summed_before(), shares:
             original(self, [sums[place] for place in own], [trainable_variables[place] for place in own])
         changed = variables_of(self) if self.use_ema else trainable_variables

@@ -47,11 +47,10 @@ class WeightRowsExtended(ShardedExtended, KeepsRows):
         """
         in_rows = [variable for variable in variables if weight_rows.of(variable) is not None]
         if in_rows and len(dealing.contained([optimizer])) == 1 and not dealing.cuts(optimizer):
-            how = "clips the norm of whole gradients" if optimizer.clipnorm else "may look at whole weights"
             raise ValueError(
                 f"AllReduceStrategy(shard='weights') keeps rows of the weight {in_rows[0].path} on each process, and "
-                f"the optimizer {optimizer.name} {how}. Use shard='optimizer', global_clipnorm in place of clipnorm, "
-                "or one of Keras's optimizers that update each element apart, such as Adam."
+                f"the optimizer {optimizer.name} may look at whole weights. Use shard='optimizer', or one of Keras's "
+                "optimizers that update each element apart, such as Adam."
             )
         super().deal(optimizer, variables)
 

@@ -224,7 +224,7 @@ def cuts(optimizer: Any) -> bool:
     Args:
         optimizer: a Keras optimizer.
     """
-    return optimizers.updates_elements_apart(optimizer) and not optimizer.clipnorm
+    return optimizers.updates_elements_apart(optimizer)
 
 
 def contained(outer: Iterable[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.private.keras import base_optimizer, tf_optimizer
 from tfdist.private.optimizers import averages_of, strategy_of, variables_of
+from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DividesUpdates
@@ -23,17 +24,25 @@ from tfdist.strategies.divided.dealing import contained
 
 
 class _GradientShares(threading.local):
-    """State of a thread: how much each gradient counts here; a weight on several processes counts once in all."""
+    """State of a thread: how much each gradient counts here; a weight on several processes counts once in all.
+
+    Attributes:
+        parts: fraction that each gradient counts; None outside of `gradient_shares`.
+        cut: whether each gradient is one of rows, of which other processes have others.
+    """
 
     parts: Sequence[float] | None = None
+    cut: Sequence[bool] = ()
 
 
 _counted = _GradientShares()
 
 
+@Once
 def install() -> None:
-    """Installs the seams."""
+    """Installs the seams, once."""
     replace(base_optimizer, "global_norm", _over_all_processes)
+    replace(base_optimizer.BaseOptimizer, "_clip_gradients", _clipped_over_rows)
     replace(tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", _restrict_to_held)
     replace(base_optimizer.BaseOptimizer, "_update_model_variables_moving_average", _restrict_to_held)
     replace(base_optimizer.BaseOptimizer, "_backend_reset_gradient_accumulators", _of_own_accumulators)
@@ -43,17 +52,18 @@ def install() -> None:
 
 
 @contextlib.contextmanager
-def gradient_shares(parts: Sequence[float]) -> Iterator[None]:
+def gradient_shares(parts: Sequence[float], cut: Sequence[bool] = ()) -> Iterator[None]:
     """Context in which an optimizer gets the gradients of the variables that this process updates.
 
     Args:
         parts: fraction that each gradient counts here; 1/n for a weight that n processes update.
+        cut: whether each gradient is one of rows, of which all other processes have others; by default none is.
     """
-    before, _counted.parts = _counted.parts, parts
+    before, (_counted.parts, _counted.cut) = (_counted.parts, _counted.cut), (parts, cut)
     try:
         yield
     finally:
-        _counted.parts = before
+        _counted.parts, _counted.cut = before
 
 
 def _over_all_processes(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,6 +80,31 @@ def _over_all_processes(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.cast(tf.sqrt(total), gradients[0].dtype if squares else total.dtype)
 
     return global_norm
+
+
+def _clipped_over_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Clips gradients of rows by the norm of the whole gradient. Keras's own clipping then finds nothing to clip."""
+
+    def _clip_gradients(self: Any, grads: Sequence[Any]) -> Any:
+        extended = current_strategy.current(DividesUpdates)
+        cut = [place for place, is_cut in enumerate(_counted.cut) if is_cut]
+        if not self.clipnorm or self.clipnorm <= 0 or extended is None or not cut:
+            return original(self, grads)
+        here = tf.stack([_square(grads[place]) for place in cut])
+        squares = extended.over_updaters.all_reduce([here], names=["the norms of gradients in rows"])[0]
+        clipped = list(grads)
+        for place, square in zip(cut, tf.unstack(squares), strict=True):
+            limit = tf.constant(self.clipnorm, tf.float64)
+            clipped[place] = _times(grads[place], limit / tf.maximum(tf.sqrt(square), limit))
+        return original(self, clipped)
+
+    return _clip_gradients
+
+
+def _times(gradient: Any, factor: tf.Tensor) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_times(gradient.values, factor), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def _square(gradient: Any) -> tf.Tensor:
