@@ -359,6 +359,17 @@ class UpdatesOnServers(Ability, abc.ABC):
         """
 
     @abc.abstractmethod
+    def begin_eager_steps(self, model: Any) -> None:
+        """Attaches a model's optimizer to the servers before an eager step, if it is the only one and is built.
+
+        Otherwise a chief without a batch would never give the servers the values that a worker with a batch waits for.
+        A graph attaches when it is traced, which takes no batch.
+
+        Args:
+            model: a Keras model.
+        """
+
+    @abc.abstractmethod
     def version(self, model: Any, reads: bool = True) -> int:
         """Returns the number of updates that a model's parameters contain.
 

@@ -593,3 +593,12 @@ def test_all_workers_go_on_where_they_were(tmp_path, data):
     assert (tmp_path / "backup" / "epoch_of_worker_1.json").exists()
     assert [future.result().epoch for future in train(stops=False)] == [[2, 3], [2, 3]]
     assert not (tmp_path / "backup" / "epoch_of_worker_1.json").exists()
+
+
+def test_eager_steps_of_a_frozen_model_attach_nothing():
+    with served() as (strategy,):
+        model = model_in(strategy, run_eagerly=True)
+        model.trainable = False
+        model.compile("sgd", "mse", run_eagerly=True)
+        fit(model)
+        assert strategy.extended.link_of(model.optimizer) is None

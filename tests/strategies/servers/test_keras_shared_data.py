@@ -367,6 +367,32 @@ def test_a_worker_that_gets_no_batch_has_the_newest_weights_and_the_logs_of_the_
         np.testing.assert_array_equal(chief.get_weights()[0], late.get_weights()[0])
 
 
+def test_eager_steps_of_a_worker_do_not_wait_for_a_chief_that_gets_no_batch():
+    """The chief gives the servers the first values, and asks for a batch when the other worker has the only one."""
+    has_batch = threading.Event()
+
+    class Taking(keras.Model):
+        def train_step(self, data):
+            has_batch.set()
+            return super().train_step(data)
+
+    class WaitingForWorker(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            assert has_batch.wait(DEADLINE)
+
+    with served(workers=2, mode=BoundedStaleness(0), data="shared") as (first, second):
+        chief, worker = (
+            counting_model(strategy, model=model, run_eagerly=True)
+            for strategy, model in ((first, keras.Model), (second, Taking))
+        )
+        together(
+            lambda: fit(chief, batch_size=SAMPLES, callbacks=[WaitingForWorker()]),
+            lambda: fit(worker, batch_size=SAMPLES),
+        )
+        np.testing.assert_array_equal(counts(worker), 1)
+        assert pushes(chief, worker) == [0, 1]
+
+
 class OwnLogs(keras.Model):
     """Returns what is no metric's result."""
 

@@ -265,6 +265,8 @@ class SuspendBetweenEpochs(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Reads the newest values, and takes part in the epoch if its batches are dealt."""
         self._extended.begin_epoch(self.model)
+        if self.model.run_eagerly or tf.config.functions_run_eagerly():
+            self._extended.begin_eager_steps(self.model)
         for link in self._extended.links(self.model):
             link.refresh()
         if (shared := keras_shared_data.shared_by(self.model)) is not None:

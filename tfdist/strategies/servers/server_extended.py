@@ -123,8 +123,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
             if not optimizer.built:
                 keras_scope.check(optimizer, variables, self._container_strategy())
                 optimizer.build(variables)
-            if id(optimizer) not in self._links and optimizer not in self._alone:
-                self._connect(optimizer)
+            self._connect_once(optimizer)
         if optimizer in self._alone:
             apply()
         else:
@@ -167,6 +166,15 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         ids = {variable_id for link in list(self._links.values()) for variable_id in link.ids}
         self._begun.states.begin(model, ids, again=self.observes)
 
+    def begin_eager_steps(self, model: Any) -> None:
+        """Attaches a model's optimizer to the servers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        optimizers = _optimizers_of(model)
+        if len(optimizers) != 1:  # only the steps tell which of several make updates
+            return
+        if any(rows_of(variable) is None for variable in variables_of(optimizers[0])):
+            with self._lock:
+                self._connect_once(optimizers[0])
+
     def version(self, model: Any, reads: bool = True) -> int:
         """Returns the number of updates that a model's parameters contain."""
         return sum(link.newest_version() if reads else link.session.version for link in self.links(model))
@@ -186,21 +194,18 @@ class ServerExtended(OneDevice, UpdatesOnServers):
                 f"the evaluator cannot read the model {model.name} from the servers before it is built: give it an "
                 "Input, or call it on a batch first"
             )
-        optimizers = [
-            candidate
-            for candidate in (getattr(model, "optimizer", None), *vars(model).values())
-            if _is_optimizer(candidate)
-        ]
-        for optimizer in {
-            id(candidate): candidate
-            for candidate in (getattr(candidate, "inner_optimizer", candidate) for candidate in optimizers)
-        }.values():
+        for optimizer in _optimizers_of(model):
             is_models = optimizer is getattr(model.optimizer, "inner_optimizer", model.optimizer)
             with self._container_strategy().scope(), self._lock:
                 if is_models and not optimizer.built:
                     optimizer.build(model.trainable_variables)
-                if optimizer.built and id(optimizer) not in self._links:
-                    self._connect(optimizer)
+                if optimizer.built:
+                    self._connect_once(optimizer)
+
+    def _connect_once(self, optimizer: Any) -> None:
+        """Makes the link of an optimizer that has none, unless this worker trains it alone."""
+        if id(optimizer) not in self._links and optimizer not in self._alone:
+            self._connect(optimizer)
 
     def _connect(self, optimizer: Any) -> None:
         """Makes the link of an optimizer, which takes over variables that other optimizers had."""
@@ -260,8 +265,14 @@ def _create_outside_graph(next_creator: Callable[..., Any], **arguments: Any) ->
         return tf.Variable(**arguments)
 
 
-def _is_optimizer(candidate: Any) -> bool:
-    return isinstance(candidate, keras.optimizers.Optimizer)
+def _optimizers_of(model: Any) -> list[Any]:
+    """Returns the optimizers that are attributes of a model; in place of one that scales losses, its inner one."""
+    optimizers = [
+        getattr(candidate, "inner_optimizer", candidate)
+        for candidate in (getattr(model, "optimizer", None), *vars(model).values())
+        if isinstance(candidate, keras.optimizers.Optimizer)
+    ]
+    return list({id(optimizer): optimizer for optimizer in optimizers}.values())
 
 
 def _check(optimizer: Any, variables: list[Any], servers: int, clips: bool) -> None:
