@@ -114,8 +114,11 @@ def test_keys_are_checked_in_fit(monkeypatch):
     distribution = parallel()
     distribution._layout_map["x/kernel"] = (None, "model")
     kd.set_distribution(distribution)
-    with pytest.raises(ValueError, match="none of the keys 'x/kernel' of the LayoutMap matches"):
-        made().fit(X, X, verbose=0)
+    unbuilt = keras.Sequential([keras.layers.Dense(3)])
+    unbuilt.compile("sgd", "mse")
+    for model in (made(), unbuilt):
+        with pytest.raises(ValueError, match="none of the keys 'x/kernel' of the LayoutMap matches"):
+            model.fit(X, X, verbose=0)
 
 
 def test_arrays_that_are_divided_already_are_refused():

@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,8 +174,6 @@ class InDistribution(trainer.TrainerHooks):
         """
         current = _current()
         _check_made(call.model, call.name, current)
-        if call.model.built:
-            layouts.check_keys(current, call.model, settings.strict)
         if not private.deals(current):
             for name in ("x", "validation_data"):
                 if call.arguments.get(name) is not None:
@@ -182,6 +181,16 @@ class InDistribution(trainer.TrainerHooks):
 
     evaluate = predict = fit
     train_on_batch = test_on_batch = compile
+
+    @contextlib.contextmanager
+    def symbolic_build(self, call: trainer.TrainerCall) -> Iterator[None]:
+        """Checks the keys of a `LayoutMap`, as soon as the model has weights.
+
+        Raises:
+            ValueError: no key matches, and that is an error.
+        """
+        yield
+        layouts.check_keys(_current(), call.model, settings.strict)
 
 
 def _check_made(model: Any, method: str, distribution: Any) -> None:
@@ -204,6 +213,8 @@ def _is_apart(optimizer: Any, strategy: DistributionStrategy) -> bool:
 
 
 def _own(data: Any, strategy: DistributionStrategy, where: str) -> Any:
+    if isinstance(data, tf.distribute.DistributedDataset):  # also where `fit` evaluates
+        return data
     if not isinstance(data, tf.data.Dataset):
         raise ValueError(
             f"{where}=…) with auto_shard_dataset=False must be a tf.data.Dataset of this process's batches; got "

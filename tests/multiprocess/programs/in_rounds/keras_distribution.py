@@ -41,8 +41,8 @@ def compiled(make, **how):
     return model
 
 
-def fit(model, x=X, y=Y, batch_size=BATCH):
-    return model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0).history["loss"]
+def fit(model, x=X, y=Y, batch_size=BATCH, **how):
+    return model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0, **how).history["loss"]
 
 
 def assert_as_plain(model, losses):
@@ -105,13 +105,16 @@ def own_data():
     model = compiled(sequential)
     share = slice(rank, rows, size)
     own = tf.data.Dataset.from_tensor_slices((X[share], Y[share])).batch(rows // size)
-    losses = fit(model, own, None, None)
-    weights = model.get_weights()
+    losses = fit(model, own, None, None, validation_data=own)
+    weights, evaluated = model.get_weights(), model.evaluate(own, verbose=0)
+    assert evaluated == model.history.history["val_loss"][-1]
+    assert model.predict(own, verbose=0).shape == (rows, 2)
     kd.set_distribution(None)
     if rank == 0:
         plain = compiled(sequential, run_eagerly=True)
         np.testing.assert_allclose(losses, fit(plain, X[:rows], Y[:rows], rows), rtol=1e-6)
         assert_close(weights, plain.get_weights())
+        np.testing.assert_allclose(evaluated, plain.evaluate(X[:rows], Y[:rows], verbose=0), rtol=1e-6)
     tfdist.barrier()
 
 
