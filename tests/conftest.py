@@ -20,9 +20,6 @@ pytest_plugins = ["tests.costs", "tests.failures"]
 GARBAGE = 20_000, 10, 10
 """Thresholds of collections: tracing makes many objects, of which few are garbage that only a collection finds."""
 
-SECONDS_IN_PROCESS = 300
-"""For a test that starts no processes; for others, see `timeout` in pyproject.toml."""
-
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="also run tests that are marked as part of a sweep (slow)")
@@ -39,9 +36,6 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("sweep")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("sweep")]
-    for item in items:
-        if not item.get_closest_marker("multiprocess"):
-            item.add_marker(pytest.mark.timeout(SECONDS_IN_PROCESS))
     # Files that start processes come first: they take longest, and wait much of it, while another worker computes.
     items.sort(key=lambda item: item.get_closest_marker("multiprocess") is None)
 

@@ -7,9 +7,13 @@ A test that fails here depends on how fast things are.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
+import os
+import queue
 import subprocess
 import sys
+import tempfile
 import time
 
 TESTS = (
@@ -24,8 +28,9 @@ TESTS = (
     "tests/multiprocess/test_start.py::test_tasks_that_never_come_are_listed",
     "tests/strategies/keras/test_keras_data.py::test_distributed_datasets_are_taken_by_fit_and_evaluate",
 )
-WORKERS = 4
-"""So that much of the time in which tests wait is used."""
+SESSIONS = 3
+WORKERS = 3
+"""Sessions of pytest at the same time, and workers of each, so that much of the time in which tests wait is used."""
 
 
 @contextlib.contextmanager
@@ -40,20 +45,37 @@ def busy(count):
             process.wait()
 
 
+def run(tests, slots):
+    """Runs the tests once in a free slot; returns whether they passed, what pytest printed, and the time in seconds."""
+    slot, begin = slots.get(), time.monotonic()
+    environment = {**os.environ, "TEST_WORKERS_BEFORE": str(slot * WORKERS)}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pytest", "-q", "--numprocesses", str(WORKERS), "--dist", "loadfile"]
+        command += ["--basetemp", f"{folder}/pytest", "-p", "no:cacheprovider", *tests]
+        done = subprocess.run(
+            command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+    slots.put(slot)
+    return done.returncode == 0, done.stdout, time.monotonic() - begin
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", nargs="*", default=TESTS, help="what pytest takes; by default ten tests")
     parser.add_argument("--times", type=int, default=20, help="how often they run")
     parser.add_argument("--busy", type=int, default=20, help="how many processes compute beside them")
     options = parser.parse_args()
-    command = [sys.executable, "-m", "pytest", "-q", "--numprocesses", str(WORKERS), "--dist", "loadfile"]
-    failed = 0
-    with busy(options.busy):
-        for number in range(1, options.times + 1):
-            begin = time.monotonic()
-            code = subprocess.run([*command, *options.tests], check=False).returncode
-            failed += code != 0
-            print(f"{number} of {options.times}: {time.monotonic() - begin:.0f} s, {failed} failed", flush=True)
+    failed, slots = 0, queue.Queue()
+    for slot in range(SESSIONS):
+        slots.put(slot)
+    with busy(options.busy), concurrent.futures.ThreadPoolExecutor(SESSIONS) as pool:
+        runs = [pool.submit(run, options.tests, slots) for _ in range(options.times)]
+        for number, done in enumerate(concurrent.futures.as_completed(runs), 1):
+            passed, output, seconds = done.result()
+            failed += not passed
+            if not passed:
+                print(output)
+            print(f"{number} of {options.times}: {seconds:.0f} s, {failed} failed", flush=True)
     return 1 if failed else 0
 
 

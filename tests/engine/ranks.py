@@ -18,7 +18,8 @@ from tfdist.engine.engine import Engine
 from tfdist.engine.group import ProcessGroup
 from tfdist.errors import CollectiveTimeoutError, MismatchError
 
-DEADLINE = 120.0
+DEADLINE = 600.0
+"""Seconds by the clock for what takes some seconds: on a machine that is busy with much else, a rank may be slow."""
 
 
 class Agreeing:

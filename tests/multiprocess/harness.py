@@ -123,6 +123,7 @@ class Processes:
 
 
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_WORKER += int(os.environ.get("TEST_WORKERS_BEFORE", "0"))  # of other sessions of pytest
 _PORTS_OF_A_WORKER = 2_000
 _ports = itertools.cycle(range(10_000 + _WORKER * _PORTS_OF_A_WORKER, 10_000 + (_WORKER + 1) * _PORTS_OF_A_WORKER))
 """Each pytest-xdist worker has its own, below those that the kernel chooses for connections."""
