@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tests.strategies.ranked import in_step, on_ranks
 from tfdist.private import tensorflow as private
+from tfdist.strategies.keras.collective_gradients import received, sent
 
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 
@@ -105,3 +106,22 @@ def test_outside_of_steps_gradients_are_tensorflows(ranks):
 
     for derivative in on_ranks(ranks(2), work):
         np.testing.assert_array_equal(derivative, [2, 2])
+
+
+def test_losses_of_gradients_count_by_their_own_share(ranks):
+    """A penalty on a slope that depends on what processes compute together, as in a layer that is split."""
+    x, factor = tf.constant([1.0]), tf.constant(3.0)
+
+    def work(strategy):
+        def step():
+            with tf.GradientTape() as tape:
+                tape.watch(factor)
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    result = received(factor * sent(x))
+                loss = inner.gradient(result, x) ** 2
+            return tape.gradient(loss, factor)
+
+        return in_step(strategy, (3, 1)[strategy.rank], 4, step)
+
+    np.testing.assert_allclose(on_ranks(ranks(2), work), [0.75 * 2 * 3, 0.25 * 2 * 3])

@@ -45,15 +45,27 @@ def _weighing_back(context: Any, collective: Callable[[Any], Any], value: Any, o
     """Returns the result of a collective, with a weighted gradient."""
     if current_strategy.current(DataParallel) is not None:
         host_calls.check("a collective")
-    extended = current_strategy.sharing()
-    if extended is None or isinstance(options, private.WeighedOptions):
+    if isinstance(options, private.WeighedOptions):
         return collective(value)
+    return received(collective(sent(value)))
+
+
+def sent(value: Any) -> Any:
+    """Returns a value, in any structure, as a replica gives it to a collective: its gradient is for the replica."""
+    extended = current_strategy.sharing()
+    if extended is None:
+        return value
+    factor = tf.math.reciprocal_no_nan(extended.shares.weight())
+    return tf.nest.map_structure(lambda part: _with_gradient_times(part, factor), value)
+
+
+def received(value: Any) -> Any:
+    """Returns a value, in any structure, as a replica gets it by a collective: its gradient counts by the replica."""
+    extended = current_strategy.sharing()
+    if extended is None:
+        return value
     weight = extended.shares.weight()
-
-    def back(given: Any, factor: tf.Tensor) -> Any:
-        return tf.nest.map_structure(lambda part: _with_gradient_times(part, factor), given)
-
-    return back(collective(back(value, tf.math.reciprocal_no_nan(weight))), weight)
+    return tf.nest.map_structure(lambda part: _with_gradient_times(part, weight), value)
 
 
 def _with_gradient_times(value: Any, factor: tf.Tensor) -> Any:
@@ -65,7 +77,23 @@ def _with_gradient_times(value: Any, factor: tf.Tensor) -> Any:
         return tensor
 
     @tf.custom_gradient
-    def identity(given: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return tf.identity(given), lambda gradient: weighed(gradient, factor)
+    def identity(given: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], Any]]:
+        return tf.identity(given), lambda gradient: _times(gradient, factor)
 
     return identity(tensor)
+
+
+def _times(gradient: Any, factor: tf.Tensor) -> Any:
+    """Returns a gradient times a factor. Losses that depend on the product have gradients that cross the same border.
+
+    They count by the replica, too, and the product itself is counted so on one side already: what crosses by it stays
+    as it is.
+    """
+    if isinstance(gradient, tf.IndexedSlices):
+        return weighed(gradient, factor)
+
+    @tf.custom_gradient
+    def product(given: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], Any]]:
+        return weighed(given, factor), lambda gradient: _with_gradient_times(gradient, factor)
+
+    return product(gradient)
