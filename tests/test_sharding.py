@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from tfdist.sharding import Ownership, Variable, VariablePart, assign_owners, assign_shards
+from tfdist.sharding import EVERYONE, Ownership, Variable, VariablePart, assign_owners, assign_shards
 
 MIB = 1 << 20
 
@@ -94,8 +94,29 @@ def test_owners_have_whole_variables_or_rows():
     large, *small = assign_owners(variables, 3)
     assert large == Ownership(None, (0, 3, 6, 10))
     assert [large.shape((10, MIB), rank) for rank in range(3)] == [(3, MIB), (3, MIB), (4, MIB)]
-    assert [large.rows(rank) for rank in range(3)] == [slice(0, 3), slice(3, 6), slice(6, 10)]
+    assert [large.part(rank) for rank in range(3)] == [(slice(0, 3),), (slice(3, 6),), (slice(6, 10),)]
+    assert large.is_cut
+    assert large.holders == (0, 1, 2)
     assert all(large.includes(rank) for rank in range(3))
     for owner, shape in zip(small, [(3,), (), (0, 2)], strict=True):
         assert [owner.includes(rank) for rank in range(3)].count(True) == 1
         assert owner.shape(shape, owner.owner) == shape
+
+
+def test_parts_along_another_axis_have_copies():
+    """Six processes are three pairs, each of which has both parts."""
+    owner = Ownership(None, (0, 2, 4), axis=1, places=(0, 1) * 3)
+    assert [owner.part(rank) for rank in (0, 1, 5)] == [(slice(None), slice(0, 2)), *[(slice(None), slice(2, 4))] * 2]
+    assert owner.shape((3, 4, 5), 1) == (3, 2, 5)
+    assert owner.holders == (0, 1)
+    assert owner.copies(6) == 3
+    assert str(owner) == "axis 1 (0, 2, 4)"
+
+
+def test_everyone_has_all():
+    assert not EVERYONE.is_cut
+    assert EVERYONE.includes(3)
+    assert EVERYONE.shape((3, 4), 1) == (3, 4)
+    assert EVERYONE.copies(6) == 6
+    assert Ownership(2).copies(6) == 1
+    assert (EVERYONE.holders, Ownership(2).holders) == ((0,), (2,))

@@ -1,4 +1,4 @@
-"""How variables are divided over servers or processes: by bytes, large ones split by rows."""
+"""How variables are divided over servers or processes: by bytes, large ones split by rows, or along any axis."""
 
 from __future__ import annotations
 
@@ -68,23 +68,54 @@ class ShardAssignment:
 
 @dataclass(frozen=True)
 class Ownership:
-    """The processes that own a variable: one has all of it, or each has some of its rows.
+    """The processes that own a variable: one has all of it, each has all of it, or each has a part.
+
+    Parts are cut along one axis; those of axis 0 are rows.
 
     Attributes:
-        owner: rank of the process that has all of the variable; None if each has some rows.
-        bounds: the first row of each process, and the number of rows; empty if one process has all.
+        owner: rank of the process that alone has the variable; None if each has all or a part.
+        bounds: where each part begins along the axis, and where the last one ends; empty if the variable is not cut.
+        axis: the axis that it is cut along.
+        places: by rank, the number of the part that a process has, as several may have copies of one; by default each
+            process has the part of its rank.
     """
 
     owner: int | None
     bounds: tuple[int, ...] = ()
+    axis: int = 0
+    places: tuple[int, ...] = ()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether each process has a part of the variable."""
+        return bool(self.bounds)
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The first rank that has each part, in the order of the parts; one rank that has all if it is not cut."""
+        if not self.is_cut:
+            return (self.owner or 0,)
+        parts = range(len(self.bounds) - 1)
+        return tuple(self.places.index(part) if self.places else part for part in parts)
 
     def includes(self, rank: int) -> bool:
         """Returns whether a process has some of the variable."""
         return self.owner in (None, rank)
 
-    def rows(self, rank: int) -> slice:
-        """Returns the rows of a process, if each process has some."""
-        return slice(self.bounds[rank], self.bounds[rank + 1])
+    def copies(self, processes: int) -> int:
+        """Returns the number of processes that have the same of the variable as one that has some.
+
+        Args:
+            processes: number of all processes.
+        """
+        if self.owner is not None:
+            return 1
+        return processes // (len(self.bounds) - 1) if self.is_cut else processes
+
+    def part(self, rank: int) -> tuple[slice, ...]:
+        """Returns the index of a process's part, if the variable is cut."""
+        place = self.places[rank] if self.places else rank
+        return (slice(None),) * self.axis + (slice(self.bounds[place], self.bounds[place + 1]),)
 
     def shape(self, shape: Sequence[int], rank: int) -> tuple[int, ...]:
         """Returns the shape of the part that a process has, of which `includes` is true.
@@ -93,10 +124,27 @@ class Ownership:
             shape: shape of the variable.
             rank: rank of the process.
         """
-        return tuple(shape) if self.owner is not None else (self.bounds[rank + 1] - self.bounds[rank], *shape[1:])
+        return shape_of(shape, self.part(rank)) if self.is_cut else tuple(shape)
 
     def __str__(self) -> str:
-        return str(self.owner) if self.owner is not None else f"rows {self.bounds}"
+        if not self.is_cut:
+            return "all" if self.owner is None else str(self.owner)
+        return f"rows {self.bounds}" if not self.axis else f"axis {self.axis} {self.bounds}"
+
+
+EVERYONE = Ownership(None)
+"""Each process has all of the variable."""
+
+
+def shape_of(shape: Sequence[int], part: Sequence[slice]) -> tuple[int, ...]:
+    """Returns the shape of a part of an array.
+
+    Args:
+        shape: shape of the array.
+        part: the part's index, which may leave out the last axes.
+    """
+    lengths = (len(range(length)[index]) for length, index in zip(shape, part, strict=False))
+    return (*lengths, *shape[len(part) :])
 
 
 def even_bounds(rows: int, parts: int) -> tuple[int, ...]:

@@ -124,7 +124,7 @@ def test_rows_are_owned_by_all(ranks, monkeypatch, call, limits):
 
     everyone = ranks(3)(work)
     for rank, (own, taken) in enumerate(everyone):
-        parts = [value[owner.rows(rank)] if owner.bounds else value
+        parts = [value[owner.part(rank)] if owner.is_cut else value
                  for value, owner in zip(values, owners, strict=True) if owner.includes(rank)]  # fmt: skip
         for part, total in zip(parts, own, strict=True):
             np.testing.assert_array_equal(total, 6 * part)

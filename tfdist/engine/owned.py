@@ -196,7 +196,7 @@ class _ScatteredSum(_OwnedJob):
 
     def _part(self, rank: int, place: int) -> tf.Tensor:
         owner, member = self._owners[place], self._members[place]
-        return member if owner.owner is not None else member[owner.rows(rank)]
+        return member[owner.part(rank)] if owner.is_cut else member
 
 
 class _Gathered(_OwnedJob):

@@ -201,13 +201,13 @@ class GradientNoise(keras.optimizers.Optimizer):
         return noisy
 
     def _normal(self, optimizer: Any, variable: Any, rank: Any) -> tf.Tensor:
-        """Draws normal random numbers for a variable, an update and a rank; for rows, those of the whole variable."""
+        """Draws normal random numbers for a variable, an update and a rank; for a part, those of the whole variable."""
         seed = tf.constant([self.seed, place_of(self, variable)], tf.int64)
         for part in (optimizer.iterations, rank):
             seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(part, tf.int64))
-        shape, rows = described_variables.whole_of(variable)
+        shape, part = described_variables.whole_of(variable)
         noise = tf.random.stateless_normal(shape, seed, dtype=dtype_of_sums(variable), alg="philox")
-        return noise if rows is None else noise[rows]
+        return noise if part is None else noise[part]
 
 
 def _rank(optimizer: Any) -> Any:

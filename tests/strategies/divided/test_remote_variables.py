@@ -69,7 +69,7 @@ def test_the_leader_reads_and_assigns_rows(ranks):
     def work(group):
         with _building, describing():
             variable = keras.Variable(lambda shape, dtype: np.zeros(shape, dtype), shape=(3, 2), dtype="float32")
-            part = described_variables.keep_rows(variable, owner.rows(group.rank))
+            part = described_variables.keep_part(variable, owner.part(group.rank))
         part.assign(part + group.rank)
         remote = RemoteVariables(group, lambda _: owner, [variable], "m", lambda _: part)
         if group.rank:

@@ -55,3 +55,12 @@ def test_tapes_find_the_rows(variable):
     assert weight_rows.is_part(gradient, variable)
     assert not weight_rows.is_part(tf.zeros((5, 2)), variable)
     assert not weight_rows.is_part(gradient, keras.Variable(WHOLE[2:]))
+
+
+def test_gradients_of_unknown_shape_are_not_known_for_parts(variable):
+    @tf.function(input_signature=[tf.TensorSpec(None)])
+    def is_part(gradient):
+        assert gradient.shape.rank is None
+        return tf.constant(weight_rows.is_part(gradient, variable))
+
+    assert not is_part(tf.zeros((3, 2)))

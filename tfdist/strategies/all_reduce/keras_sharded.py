@@ -21,6 +21,7 @@ from tfdist.private.optimizers import apply_count, strategy_of, variables_of
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall
+from tfdist.sharding import EVERYONE
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import DealsVariables
 from tfdist.strategies.all_reduce import owned_gradients
@@ -141,8 +142,9 @@ def _by_owners(original: Callable[..., Any]) -> Callable[..., Any]:
             parts = owned_gradients.own_sums(extended, given, variables, owners, dealing.rank)
         sums.update(zip((place for place in whole if place in own), parts, strict=True))
         dealing.refresh()
-        cut = [dealing.owner(trainable_variables[place]).owner is None for place in own]
-        shares = divided_updates.gradient_shares([1.0] * len(own), cut)
+        of_own = [dealing.owner(trainable_variables[place]) for place in own]
+        fractions = [1 / owner.copies(dealing.processes) for owner in of_own]
+        shares = divided_updates.gradient_shares(fractions, [owner.is_cut for owner in of_own])
         with dealing.parts(), keras_optimizers.summed_before(), shares:
             original(self, [sums[place] for place in own], [trainable_variables[place] for place in own])
         changed = variables_of(self) if self.use_ema else trainable_variables
@@ -169,7 +171,9 @@ def publish(extended: DealsVariables, dealing: Dealing, variables: Sequence[Any]
         dealing: how the variables are dealt.
         variables: variables of Keras or TensorFlow; those of which no process keeps all stay as they are.
     """
-    variables = [variable for variable in variables if weight_rows.of(variable) is None]
+    variables = [
+        variable for variable in variables if weight_rows.of(variable) is None and dealing.owner(variable) != EVERYONE
+    ]
     owners = [dealing.owner(variable) for variable in variables]
     own = [
         tf.convert_to_tensor(_copy_of(dealing.part(variable)))

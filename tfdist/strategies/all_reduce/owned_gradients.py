@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.engine import precision
 from tfdist.private import tensorflow as private
-from tfdist.sharding import Ownership
+from tfdist.sharding import EVERYONE, Ownership
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DealsVariables
 
@@ -38,22 +38,35 @@ def own_sums(
             gradient.set_shape(variable.shape)
         dense.append(place)
     dense.reverse()  # the last layer's gradient is ready first
-    given = [gradients[place] for place in dense]
-    terms = precision.widened(given) if extended.float32_sums else given
-    names = [name_of(variables[place]) for place in dense]
-    own = [place for place in dense if owners[place].includes(rank)]
-    totals = extended.owned.sums(terms, [owners[place] for place in dense], names, weight) if terms else []
-    sums.update(zip(own, precision.narrowed(totals, [gradients[place] for place in own]), strict=True))
+    of_all = [place for place in dense if owners[place] == EVERYONE or owners[place].places]
+    dealt = [place for place in dense if place not in of_all]
+    own = [place for place in dealt if owners[place].includes(rank)]
+
+    def terms(places: list[int]) -> tuple[list[tf.Tensor], list[str]]:
+        given = [gradients[place] for place in places]
+        names = [name_of(variables[place]) for place in places]
+        return precision.widened(given) if extended.float32_sums else given, names
+
+    def keep(places: list[int], totals: list[tf.Tensor]) -> None:
+        sums.update(zip(places, precision.narrowed(totals, [gradients[place] for place in places]), strict=True))
+
+    if of_all:
+        given, names = terms(of_all)
+        totals = extended.bridge.all_reduce(given, names=names, weight=weight)
+        keep(of_all, [rows_of(total, owners[place], rank) for place, total in zip(of_all, totals, strict=True)])
+    if dealt:
+        given, names = terms(dealt)
+        keep(own, extended.owned.sums(given, [owners[place] for place in dealt], names, weight))
     return [sums[place] for place, owner in enumerate(owners) if owner.includes(rank)]
 
 
 def rows_of(gradient: Any, owner: Ownership, rank: int) -> Any:
     """Returns a process's part of a gradient, if it has some."""
-    if owner.owner is not None or not owner.includes(rank):
+    if not owner.is_cut:
         return gradient
-    rows = owner.rows(rank)
     if not isinstance(gradient, tf.IndexedSlices):
-        return gradient[rows]
+        return gradient[owner.part(rank)]
+    (rows,) = owner.part(rank)
     own = tf.where((gradient.indices >= rows.start) & (gradient.indices < rows.stop))[:, 0]
     indices = tf.gather(gradient.indices, own) - rows.start
     shape = tf.concat([tf.cast([rows.stop - rows.start], gradient.dense_shape.dtype), gradient.dense_shape[1:]], 0)

@@ -104,7 +104,7 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
                     allocate(variable)
         if self.is_writer and optimizer not in self._told:
             self._told.add(optimizer)
-            _tell(optimizer, dealing, strays)
+            self.tell(optimizer, dealing, strays)
 
     def _optimizers_of(self, model: Any) -> list[Any]:
         """Returns the optimizers of a model whose variables are dealt."""
@@ -166,16 +166,15 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
             yield
         keras_sharded.publish(self, dealing, variables_of(optimizer))
 
-
-def _tell(optimizer: Any, dealing: Dealing, strays: Sequence[Any]) -> None:
-    """Tells what the optimizer's variables take, and what a step sends; or why the optimizer is not divided."""
-    if strays:
-        log.warning(
-            "tfdist: shard='optimizer' does not know to which weight the variable %s of the optimizer %s belongs: each "
-            "process updates all weights, and keeps all of the optimizer's variables. Make such variables by "
-            "add_variable_from_reference, or keep them in a list with one for each weight.",
-            strays[0].path,
-            optimizer.name,
-        )
-        return
-    notice("tfdist: the optimizer %s is divided. %s", optimizer.name, footprint_of(dealing))
+    def tell(self, optimizer: Any, dealing: Dealing, strays: Sequence[Any]) -> None:
+        """Tells what the optimizer's variables take, and what a step sends; or why the optimizer is not divided."""
+        if strays:
+            log.warning(
+                "tfdist: shard='optimizer' does not know to which weight the variable %s of the optimizer %s belongs: "
+                "each process updates all weights, and keeps all of the optimizer's variables. Make such variables by "
+                "add_variable_from_reference, or keep them in a list with one for each weight.",
+                strays[0].path,
+                optimizer.name,
+            )
+            return
+        notice("tfdist: the optimizer %s is divided. %s", optimizer.name, footprint_of(dealing))

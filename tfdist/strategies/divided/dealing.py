@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.private import optimizers
-from tfdist.sharding import Ownership, Variable, assign_owners
+from tfdist.sharding import EVERYONE, Ownership, Variable, assign_owners
 from tfdist.strategies.divided import described_variables, optimizer_slots, weight_rows
 from tfdist.strategies.keras import keras_variables
 
@@ -29,7 +29,8 @@ class Dealing:
         rank: rank of this process.
         cuts: whether the optimizer updates each element apart. Variables with a constraint stay whole all the same,
             and those that are not Keras's.
-        rows: by id, the rows of weights of which no process has all; by default of those that are kept in rows.
+        rows: by id, the parts of weights of which no process has all; by default of those that are kept in parts.
+        deals: whether whole variables are dealt; otherwise each process updates all of them.
 
     Attributes:
         processes: as given.
@@ -44,6 +45,7 @@ class Dealing:
         rank: int,
         cuts: bool = False,
         rows: Mapping[int, Ownership] | None = None,
+        deals: bool = True,
     ) -> None:
         self.rank = rank
         kept = {id(variable): found for variable in variables if (found := weight_rows.of(variable)) is not None}
@@ -60,16 +62,15 @@ class Dealing:
         self.processes = processes
         self._updated = list(variables)
         self._owners = dict(self._in_rows)
-        self._owners.update(
-            (id(variable), owner) for variable, owner in zip(whole, assign_owners(sizes, processes), strict=True)
-        )
+        dealt = assign_owners(sizes, processes) if deals else [EVERYONE] * len(whole)
+        self._owners.update((id(variable), owner) for variable, owner in zip(whole, dealt, strict=True))
         owners = self._owners.values()
         self.is_complete = all(any(owner.includes(rank) for owner in owners) for rank in range(processes))
         self._slots: dict[int, Any] = {}
-        self._parts: dict[int, tuple[Any, slice, Any]] = {
-            key: (found.variable, found.rows, found.part) for key, found in kept.items()
+        self._parts: dict[int, tuple[Any, tuple[slice, ...], Any]] = {
+            key: (found.variable, found.index, found.part) for key, found in kept.items()
         }
-        self._views = [variable for variable in whole if self.owner(variable).owner is None]
+        self._views = [variable for variable in whole if self.owner(variable).is_cut]
         self._placed = 0
 
     def owner(self, variable: Any) -> Ownership:
@@ -103,8 +104,9 @@ class Dealing:
             variable: variable that the optimizer updates.
         """
         if id(variable) in self._owners:
-            self._slots[id(slot)] = slot
-            self._owners[id(slot)] = self.owner(variable)
+            self._owners[id(slot)] = owner = self.owner(variable)
+            if owner != EVERYONE:
+                self._slots[id(slot)] = slot
 
     @property
     def slots(self) -> list[Any]:
@@ -150,8 +152,8 @@ class Dealing:
             value: value of the whole slot.
         """
         if id(slot) in self._parts:
-            _, rows, part = self._parts[id(slot)]
-            part.assign(tf.cast(value[rows], part.dtype))
+            _, index, part = self._parts[id(slot)]
+            part.assign(tf.cast(value[index], part.dtype))
 
     def find_slots(self, optimizer: Any) -> list[Any]:
         """Finds the slots that an optimizer keeps.
@@ -165,7 +167,7 @@ class Dealing:
         for variable, slot in optimizer_slots.slots_by_variable(optimizer):
             self.add_slot(slot, variable)
         variables = optimizer_slots.optimizer_variables(optimizer)
-        return [variable for variable in variables if id(variable) not in self._slots and len(variable.shape)]
+        return [variable for variable in variables if id(variable) not in self._owners and len(variable.shape)]
 
     def place(self, optimizer: Any) -> list[Any]:
         """Allocates the optimizer's variables that this process holds, and leaves the others to their owners.
@@ -185,19 +187,19 @@ class Dealing:
         self._placed = len(variables)
         for variable in variables:
             owner = self._owners.get(id(variable), Ownership(self.rank))
-            if owner.owner == self.rank:
+            if owner in (EVERYONE, Ownership(self.rank)):
                 described_variables.allocate(variable)
             elif described_variables.is_elsewhere(variable):
                 continue
             elif owner.owner is not None:
                 described_variables.leave_to(variable, f"rank {owner.owner}")
             else:
-                rows = owner.rows(self.rank)
-                self._parts[id(variable)] = variable, rows, described_variables.keep_rows(variable, rows)
+                part = owner.part(self.rank)
+                self._parts[id(variable)] = variable, part, described_variables.keep_part(variable, part)
         for variable in self._views:
             if id(variable) not in self._parts:
-                rows, key = self.owner(variable).rows(self.rank), optimizers.key_of(optimizer, variable)
-                self._parts[id(variable)] = variable, rows, described_variables.rows_of(variable, rows, key)
+                part, key = self.owner(variable).part(self.rank), optimizers.key_of(optimizer, variable)
+                self._parts[id(variable)] = variable, part, described_variables.part_of(variable, part, key)
         return []
 
     def refresh(self) -> None:
@@ -208,8 +210,8 @@ class Dealing:
         of a part to whose single rows the optimizer has assigned.
         """
         for variable in self._views:
-            _, rows, part = self._parts[id(variable)]
-            part.assign(keras_variables.copy_of(variable)[rows], read_value=False)
+            _, index, part = self._parts[id(variable)]
+            part.assign(keras_variables.copy_of(variable)[index], read_value=False)
 
     @contextlib.contextmanager
     def parts(self) -> Iterator[None]:

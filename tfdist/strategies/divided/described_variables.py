@@ -20,6 +20,7 @@ from tfdist.private.keras import backend, base_optimizer, symbolic_scope, tf_cor
 from tfdist.private.models import shaped
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
+from tfdist.sharding import shape_of
 from tfdist.strategies.devices import requested_device
 from tfdist.strategies.devices.requested_device import DEVICE
 from tfdist.strategies.keras import keras_variables
@@ -30,8 +31,8 @@ _TRAINABLE = "_tfdist_trainable"
 """Attribute of a Keras variable: whether it was trainable when it was described. Gradient tapes watch only variables
 that are trainable when they are allocated, and a layer that is frozen before that may be trained later."""
 _WHOLE = "_tfdist_whole"
-"""Attribute of a Keras variable that is some of its rows for a time: the shape of the whole variable, and the rows."""
-IN_ROWS = "all processes, of which each has some rows"
+"""Attribute of a Keras variable that is a part for a time: the shape of the whole variable, and the part's index."""
+IN_PARTS = "all processes, of which each has a part"
 """Description of the holders of a variable that is cut, for messages."""
 _numbers = itertools.count()
 
@@ -200,66 +201,62 @@ def leave_to(variable: Any, place: str) -> None:
     leave(variable, f"{place}, not by this process")
 
 
-def keep_rows(variable: Any, rows: slice) -> Any:
-    """Allocates some rows of a variable, and leaves the others to other processes.
+def keep_part(variable: Any, part: tuple[slice, ...]) -> Any:
+    """Allocates a part of a variable, and leaves the others to other processes.
 
     Args:
         variable: a Keras variable without memory, whose initializer makes equal elements; the caller is in the scope
             of its strategy.
-        rows: the rows.
+        part: index of the part.
 
     Returns:
-        The rows, as the value of a Keras variable.
+        The part, as the value of a Keras variable.
     """
-    with shaped(variable, _shape_of(variable, rows)):
+    with shaped(variable, shape_of(variable.shape, part)):
         allocate(variable)
-    part = variable._value
-    leave(variable, IN_ROWS)
-    return part
+    kept = variable._value
+    leave(variable, IN_PARTS)
+    return kept
 
 
-def rows_of(variable: Any, rows: slice, key: str) -> Any:
-    """Returns some rows of a variable as the value of a Keras variable; the variable keeps its memory.
+def part_of(variable: Any, part: tuple[slice, ...], key: str) -> Any:
+    """Returns a part of a variable as the value of a Keras variable; the variable keeps its memory.
 
     Args:
         variable: a Keras variable; the caller is in the scope of its strategy.
-        rows: the rows.
+        part: index of the part.
         key: key by which an optimizer knows the variable.
     """
     with tf.init_scope():  # of the same name, as weight decay is left out by names
-        part = tf.Variable(keras_variables.copy_of(variable)[rows], trainable=False, name=variable.name)
-    setattr(part, _KEY, key)
-    return part
+        kept = tf.Variable(keras_variables.copy_of(variable)[part], trainable=False, name=variable.name)
+    setattr(kept, _KEY, key)
+    return kept
 
 
 @contextlib.contextmanager
-def standing_in(parts: Iterable[tuple[Any, slice, Any]]) -> Iterator[None]:
-    """Context in which Keras variables are only some of their rows.
+def standing_in(parts: Iterable[tuple[Any, tuple[slice, ...], Any]]) -> Iterator[None]:
+    """Context in which Keras variables are only parts of themselves.
 
     Args:
-        parts: for each variable, the Keras variable, the rows, and their value, as `keep_rows` returns it.
+        parts: for each variable, the Keras variable, the part's index, and its value, as `keep_part` returns it.
     """
     with contextlib.ExitStack() as stack:
-        for variable, rows, part in parts:
+        for variable, part, value in parts:
             stack.callback(setattr, variable, _WHOLE, None)
-            setattr(variable, _WHOLE, (variable.shape, rows))
-            stack.enter_context(shaped(variable, _shape_of(variable, rows)))
+            setattr(variable, _WHOLE, (variable.shape, part))
+            stack.enter_context(shaped(variable, shape_of(variable.shape, part)))
             stack.callback(setattr, variable, "_value", variable._value)
-            variable._value = part
+            variable._value = value
         yield
 
 
-def whole_of(variable: Any) -> tuple[Any, slice | None]:
-    """Returns the shape of a variable, and which of its rows it is; None for all.
+def whole_of(variable: Any) -> tuple[Any, tuple[slice, ...] | None]:
+    """Returns the shape of a variable, and the index of the part that it is; None for all.
 
     Args:
         variable: a variable of Keras or TensorFlow, which may be in `standing_in`.
     """
     return getattr(variable, _WHOLE, None) or (variable.shape, None)
-
-
-def _shape_of(variable: Any, rows: slice) -> tuple[int, ...]:
-    return (rows.stop - rows.start, *variable.shape[1:])
 
 
 def leave(variable: Any, place: str, read: Read | None = None, assign: Assign | None = None) -> None:

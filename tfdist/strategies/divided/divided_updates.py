@@ -57,7 +57,7 @@ def gradient_shares(parts: Sequence[float], cut: Sequence[bool] = ()) -> Iterato
 
     Args:
         parts: fraction that each gradient counts here; 1/n for a weight that n processes update.
-        cut: whether each gradient is one of rows, of which all other processes have others; by default none is.
+        cut: whether each gradient is one of a part, of which other processes have others; by default none is.
     """
     before, (_counted.parts, _counted.cut) = (_counted.parts, _counted.cut), (parts, cut)
     try:
@@ -88,9 +88,10 @@ def _clipped_over_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     def _clip_gradients(self: Any, grads: Sequence[Any]) -> Any:
         extended = current_strategy.current(DividesUpdates)
         cut = [place for place, is_cut in enumerate(_counted.cut) if is_cut]
-        if not self.clipnorm or self.clipnorm <= 0 or extended is None or not cut:
+        parts = _counted.parts
+        if not self.clipnorm or self.clipnorm <= 0 or extended is None or parts is None or not cut:
             return original(self, grads)
-        here = tf.stack([_square(grads[place]) for place in cut])
+        here = tf.stack([tf.constant(parts[place], tf.float64) * _square(grads[place]) for place in cut])
         squares = extended.over_updaters.all_reduce([here], names=["the norms of gradients in rows"])[0]
         clipped = list(grads)
         for place, square in zip(cut, tf.unstack(squares), strict=True):

@@ -87,16 +87,14 @@ class RemoteVariables:
     def _read(self, variable: Any) -> tf.Tensor:
         owner = self._owner(variable)
         parts = []
-        for rank in range(self._group.size):
-            if not owner.includes(rank):
-                continue
+        for rank in owner.holders:
             if rank == self._group.rank:
                 parts.append(tf.convert_to_tensor(self._part(variable)))
                 continue
             self._request(rank, _Request.READ, self._places[id(variable)])
             spec = tf.TensorSpec(owner.shape(variable.shape, rank), variable.dtype)
             parts.append(self._edges.receive(spec, rank, self._edge(variable)))
-        return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+        return parts[0] if len(parts) == 1 else tf.concat(parts, owner.axis)
 
     def _assign(self, variable: Any, value: Any) -> None:
         owner = self._owner(variable)
@@ -104,7 +102,7 @@ class RemoteVariables:
         for rank in range(self._group.size):
             if not owner.includes(rank):
                 continue
-            part = value if owner.owner is not None else value[owner.rows(rank)]
+            part = value[owner.part(rank)] if owner.is_cut else value
             if rank == self._group.rank:
                 self._part(variable).assign(part)
                 continue

@@ -44,7 +44,7 @@ class WeightRows:
     Attributes:
         variable: as given.
         owner: as given.
-        rows: the rows of this process.
+        index: index of this process's rows.
         part: as given.
         collectives: as given.
     """
@@ -52,7 +52,7 @@ class WeightRows:
     def __init__(self, variable: Any, owner: Ownership, rank: int, part: Any, collectives: Collectives) -> None:
         self.variable = variable
         self.owner = owner
-        self.rows = owner.rows(rank)
+        self.index = owner.part(rank)
         self.part = part
         self.collectives = collectives
 
@@ -60,7 +60,7 @@ class WeightRows:
         """Frees the memory of the whole weight."""
         described_variables.leave(
             self.variable,
-            described_variables.IN_ROWS,
+            described_variables.IN_PARTS,
             lambda _: self.collectives.read(self),
             lambda _, value: self.collectives.assign(self, value),
         )
@@ -77,7 +77,7 @@ class WeightRows:
 
     def assign(self, value: Any) -> None:
         """Assigns this process's rows of a value of the whole weight."""
-        self.copy.assign(tf.cast(value[self.rows], self.part.dtype), read_value=False)
+        self.copy.assign(tf.cast(value[self.index], self.part.dtype), read_value=False)
 
 
 def is_large(variable: Any) -> bool:
@@ -121,7 +121,9 @@ def is_part(gradient: Any, variable: Any) -> bool:
         variable: a variable of Keras or TensorFlow.
     """
     kept = of(variable)
-    return kept is not None and (isinstance(gradient, tf.IndexedSlices) or gradient.shape[0] == kept.part.shape[0])
+    if kept is None:
+        return False
+    return isinstance(gradient, tf.IndexedSlices) or tf.TensorShape(gradient.shape) == tf.TensorShape(kept.part.shape)
 
 
 def keep(
@@ -142,9 +144,8 @@ def keep(
         make: function that allocates the variable by an initializer; its shape is that of the rows then.
         collectives: collectives of the weights.
     """
-    rows = owner.rows(rank)
     # Copied: TensorFlow's rows of a tensor share its memory, and would keep all of it.
-    own = tf.constant(np.array(value.numpy()[rows]))
+    own = tf.constant(np.array(value.numpy()[owner.part(rank)]))
     described_variables.describe(variable)
     with shaped(variable, tuple(own.shape)):
         make(lambda shape, dtype=None: own)
