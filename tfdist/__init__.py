@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from tfdist.optimizers.distributed_optimizer import DistributedOptimizer
     from tfdist.optimizers.gradient_tape import DistributedGradientTape
     from tfdist.pipeline.strategy import PipelineStrategy
+    from tfdist.runtime.mesh import Mesh
     from tfdist.strategies.all_reduce.all_reduce import AllReduceStrategy
     from tfdist.strategies.keras.keras_losses import scale_summed_loss
     from tfdist.strategies.rounds.gossip import GossipStrategy
@@ -86,6 +87,7 @@ _HOMES = {
     "DistributedOptimizer": "tfdist.optimizers.distributed_optimizer",
     "GossipStrategy": "tfdist.strategies.rounds.gossip",
     "LocalSGDStrategy": "tfdist.strategies.rounds.local_sgd",
+    "Mesh": "tfdist.runtime.mesh",
     "PipelineStrategy": "tfdist.pipeline.strategy",
     "ParameterServerStrategy": "tfdist.strategies.servers.parameter_server",
     "QuorumStrategy": "tfdist.strategies.rounds.quorum",
@@ -114,6 +116,7 @@ __all__ = [
     "IncompatibleKerasError",
     "LocalSGDStrategy",
     "MPIUnavailableError",
+    "Mesh",
     "MismatchError",
     "ParameterServerStrategy",
     "PayloadError",

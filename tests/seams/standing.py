@@ -11,7 +11,7 @@ import sys
 import keras  # noqa: F401
 
 from tfdist.distribution import current
-from tfdist.model_parallel import keras_placement
+from tfdist.model_parallel import keras_placement, split_layers
 from tfdist.optimizers import keras_optimizers
 from tfdist.pipeline import keras_pipelines
 from tfdist.seams import optimizer, registry, trainer
@@ -36,6 +36,7 @@ FEATURES = [
     keras_optimizers,
     keras_pipelines,
     keras_placement,
+    split_layers,
     current,
 ]
 

@@ -41,7 +41,7 @@ class RankedShards(tf.distribute.Strategy):
 
     Args:
         group: the ranks.
-        extended: class of the strategy's `extended`.
+        extended: class of the strategy's `extended`, or a function that makes it.
     """
 
     def __init__(self, group, extended=ShardedExtended):

@@ -24,6 +24,7 @@ try:
     from keras.src.trainers import data_adapters
     from keras.src.trainers import trainer as base_trainer
     from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, py_dataset_adapter
+    from keras.src.utils import naming
 except ImportError as error:
     raise incompatible(str(error)) from error
 
@@ -41,6 +42,7 @@ __all__ = [
     "global_state",
     "layer",
     "losses",
+    "naming",
     "node",
     "operation",
     "py_dataset_adapter",

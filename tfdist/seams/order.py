@@ -41,6 +41,8 @@ _INNER_TO_OUTER = (
     "strategies.divided.divided_updates",
     "strategies.all_reduce.keras_sharded",
     "pipeline.keras_pipelines",
+    "model_parallel.split_layers",
+    "model_parallel.parallel_features",
     "model_parallel.placed_variables",
     "model_parallel.keras_placement",
     "model_parallel.keras_placement_saving",

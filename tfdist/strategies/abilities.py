@@ -13,7 +13,7 @@ extends. If it lacks an ability, the seams that require the ability do what Kera
 | `ElasticMembership` | the beginning and end of `fit` and of epochs, which processes may reach at different times |
 | `DividesUpdates` | optimizers, whose variables are on several processes; loading |
 | `DealsVariables` | optimizers: each process updates the variables that are dealt to it; `compile`, loading |
-| `KeepsRows` | layers, which gather their weights when they are called; new weights |
+| `KeepsRows` | layers, which gather their weights when they are called, or compute with parts of them; new weights |
 | `HasStages` | steps of `fit`, `evaluate` and `predict`, weights, optimizers: a process holds a part of the model |
 
 `TrainsInRounds` and `ElasticMembership`, which are `DataParallel` as well, are in `round_abilities.py`.
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from tfdist.strategies.divided.dealing import Dealing
     from tfdist.strategies.divided.gathering import Collectives
     from tfdist.strategies.divided.remote_variables import RemoteVariables
+    from tfdist.strategies.divided.split_axis import Split
     from tfdist.strategies.keras.gradient_norms import GradientNorms
     from tfdist.strategies.servers.server_link import Link
     from tfdist.strategies.stopping import Stopping
@@ -499,20 +500,32 @@ class DealsVariables(DividesUpdates):
 
 
 class KeepsRows(DealsVariables):
-    """A strategy whose processes each keep some rows of a model's large weights.
-
-    Attributes:
-        weights: collectives of the weights.
-    """
-
-    weights: Collectives
+    """A strategy whose processes each keep a part of some weights of a model."""
 
     @abc.abstractmethod
-    def rows_of_new(self, variable: Any) -> Ownership | None:
-        """Returns the rows of a new weight that each process keeps; None if each keeps the whole weight.
+    def parts_of_new(self, variable: Any, split: Split | None) -> tuple[Ownership, Collectives] | None:
+        """Returns the part of a new weight that each process keeps, and the weight's collectives.
 
         Args:
             variable: a Keras variable that a layer adds; it has a shape, and no value yet.
+            split: how a layer that computes in parts wants it to be split; None for other layers.
+
+        Returns:
+            None if each process keeps the whole weight.
+
+        Raises:
+            ValueError: the weight cannot be split so.
+        """
+
+    @abc.abstractmethod
+    def number_of_parts(self, mesh_axis: str) -> int:
+        """Returns the number of parts of weights that are split over an axis of the mesh.
+
+        Args:
+            mesh_axis: name of the axis.
+
+        Raises:
+            ValueError: the strategy has no mesh, or the mesh no such axis.
         """
 
     @abc.abstractmethod

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from tfdist.strategies import require_tensorflow
 
@@ -20,10 +22,12 @@ from tfdist.compression import Method, policy  # noqa: E402
 from tfdist.compression.compressor import Compressor  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
+from tfdist.runtime.mesh import Mesh  # noqa: E402
 from tfdist.strategies.abilities import DelaysUpdates  # noqa: E402
 from tfdist.strategies.all_reduce import keras_delayed  # noqa: E402
 from tfdist.strategies.all_reduce.delayed_extended import DelayedExtended  # noqa: E402
 from tfdist.strategies.all_reduce.extended import AllReduceExtended  # noqa: E402
+from tfdist.strategies.all_reduce.mesh_extended import MeshExtended  # noqa: E402
 from tfdist.strategies.all_reduce.processes import Processes  # noqa: E402
 from tfdist.strategies.all_reduce.sharded_extended import ShardedExtended  # noqa: E402
 from tfdist.strategies.all_reduce.weight_rows_extended import WeightRowsExtended  # noqa: E402
@@ -100,13 +104,19 @@ class AllReduceStrategy(Processes):
             as much traffic again. All processes then call `save`, `save_weights` and the like, and with ``"weights"``
             whatever reads weights; files are the same as without. By default each process has all variables. For one
             device in each process, without compression and ``delay``.
+        mesh: the processes as a `tfdist.Mesh`, over an axis of which layers of `tfdist.layers` are split, such as
+            `tfdist.layers.ColumnParallelDense`: each process keeps a part of such a layer's weights and of the
+            optimizer's variables for them, and computes that part for the rows of all processes along the axis. The
+            batch is divided over all processes, whatever the mesh. All processes call what saves or reads weights, as
+            with ``shard="weights"``. For one device in each process, without compression and ``delay``.
 
     Raises:
         MismatchError: processes have different numbers of devices, algorithms or compression.
-        TypeError: ``compression`` is not a method, a schedule or a policy; or ``group`` is not a `tfdist.Group`.
+        TypeError: ``compression`` is not a method, a schedule or a policy; ``group`` is not a `tfdist.Group`; or
+            ``mesh`` is not a `tfdist.Mesh`.
         ValueError: a device does not exist, or is named twice; there is no such algorithm; ``delay`` is not 0 or 1;
-            ``shard`` is not None, ``"optimizer"`` or
-            ``"weights"``; or one of the two is given with what it does not work with.
+            ``shard`` is not None, ``"optimizer"`` or ``"weights"``; the mesh has another number of processes; or one of
+            the three is given with what it does not work with.
         RuntimeError: TensorFlow already uses GPUs that other processes should get; or the machine has TPUs and no GPU,
             and ``devices`` is not given.
         CalibrationError: `TFDIST_CALIBRATION` names a file that was made on another machine.
@@ -130,9 +140,10 @@ class AllReduceStrategy(Processes):
         delay: int = 0,
         float32_sums: bool = False,
         shard: str | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         algorithms.check(algorithm)
-        _check_shard(shard, compression, delay)
+        _check_parts(shard, mesh, compression, delay)
         if not isinstance(delay, int) or delay not in (0, 1):
             raise ValueError(f"AllReduceStrategy(delay=…) must be 0 or 1 steps; got {delay!r}")
         policy.as_policy(compression)  # raises its errors before waiting for other processes
@@ -152,10 +163,12 @@ class AllReduceStrategy(Processes):
             tables = beside_all_reduce.tables(cluster, engine_group, timeouts)
         home = "CPU:0" if cpu_relocation else None
         options = compressor, check_weights, not sum_sparse_rows, tables, home, float32_sums
-        for name, is_given in (("delay=1", delay), (f"shard={shard!r}", shard)):
+        for name, is_given in (("delay=1", delay), (f"shard={shard!r}", shard), (f"mesh={mesh}", mesh)):
             if is_given and len(chosen) > 1:
                 raise ValueError(f"AllReduceStrategy({name}) needs one device in each process; got {chosen}")
-        made = _SHARDED[shard] if shard else DelayedExtended if delay else AllReduceExtended
+        made: Any = _SHARDED[shard] if shard else DelayedExtended if delay else AllReduceExtended
+        if mesh is not None:
+            made = functools.partial(MeshExtended, mesh, shard)
         super().__init__(made(self, engine_group, chosen, *options))
 
     def settle(self, model: keras.Model) -> None:
@@ -174,9 +187,12 @@ _SHARDED = {"optimizer": ShardedExtended, "weights": WeightRowsExtended}
 """Classes by the argument ``shard``."""
 
 
-def _check_shard(shard: str | None, compression: object, delay: int) -> None:
+def _check_parts(shard: str | None, mesh: Mesh | None, compression: object, delay: int) -> None:
     if shard is not None and shard not in _SHARDED:
         raise ValueError(f"AllReduceStrategy(shard=…) must be None, 'optimizer' or 'weights'; got {shard!r}")
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise TypeError(f"AllReduceStrategy(mesh=…) must be a tfdist.Mesh, such as Mesh(data=2, model=2); got {mesh!r}")
+    divides = f"shard={shard!r}" if shard else f"mesh={mesh}" if mesh else None
     for name, is_given in (("compression=", compression is not None), ("delay=1", bool(delay))):
-        if shard and is_given:
-            raise ValueError(f"AllReduceStrategy: shard={shard!r} does not work with {name}; leave out one of the two")
+        if divides and is_given:
+            raise ValueError(f"AllReduceStrategy: {divides} does not work with {name}; leave out one of the two")

@@ -1,16 +1,17 @@
-"""Seams of Keras for a strategy whose processes each keep some rows of large weights (ZeRO-3).
+"""Seams of Keras for a strategy whose processes each keep a part of some weights.
 
 | seam | why |
 |---|---|
-| `Layer.add_weight`, initial values | a large weight is made whole, cut, and dropped |
+| `Layer.add_weight`, initial values | such a weight is made whole, cut, and dropped |
 | `Operation.__call__` | a layer has its weights whole while it is called |
 | `export` | what is exported would read weights of other processes |
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -24,21 +25,42 @@ from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import KeepsRows
 from tfdist.strategies.divided import gathering, weight_callbacks, weight_rows
+from tfdist.strategies.divided.split_axis import Split
 from tfdist.strategies.divided.weight_rows import WeightRows
 
 _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 """Layers that call others in loops, in which nothing can be gathered: they have the weights of those."""
 _ADDED = "_tfdist_added"
-"""Attribute of a Keras variable whose initial value is made later: a layer has added it, and it may be cut."""
+"""Attribute of a Keras variable that a layer has added, whose initial value is made later: its `Split`, in a tuple."""
 
 
 class _Adding(threading.local):
-    """State of a thread: whether a layer adds a weight that may be cut."""
+    """State of a thread.
+
+    Attributes:
+        on: whether a layer adds a weight that may be cut.
+        split: how a layer that computes in parts wants its weight to be split; None for other layers.
+    """
 
     on = False
+    split: Split | None = None
 
 
 _adding = _Adding()
+
+
+@contextlib.contextmanager
+def splitting(split: Split) -> Iterator[None]:
+    """Context in which a layer that computes in parts adds a weight.
+
+    Args:
+        split: how the weight is split.
+    """
+    before, _adding.split = _adding.split, split
+    try:
+        yield
+    finally:
+        _adding.split = before
 
 
 @Once
@@ -69,8 +91,8 @@ class InRows(keras_hooks.ModelHooks[KeepsRows]):
         in_rows = [variable for variable in call.model.variables if weight_rows.of(variable) is not None]
         if in_rows:
             raise ValueError(
-                f"export: no process has all of the weight {in_rows[0].path} under AllReduceStrategy(shard='weights'). "
-                "Save the model, load it outside of the scope, and export that."
+                f"export: no process has all of the weight {in_rows[0].path}. Save the model, load it outside of the "
+                "scope, and export that."
             )
 
 
@@ -84,7 +106,7 @@ def _which_may_be_cut(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             variable = original(self, *args, **kwargs)
             if _adding.on and models.initializer_of(variable) is not None and weight_rows.of(variable) is None:
-                setattr(variable, _ADDED, True)
+                setattr(variable, _ADDED, (_adding.split,))
             return variable
         finally:
             _adding.on = before
@@ -95,10 +117,13 @@ def _which_may_be_cut(original: Callable[..., Any]) -> Callable[..., Any]:
 def _cut(original: Callable[..., Any]) -> Callable[..., Any]:
     def _initialize_with_initializer(self: Any, initializer: Any) -> None:
         extended = current_strategy.current(KeepsRows)
-        may_be_cut = self.trainable and (_adding.on or getattr(self, _ADDED, False))
-        owner = extended.rows_of_new(self) if extended is not None and may_be_cut else None
-        if extended is None or owner is None:
+        added = (_adding.split,) if _adding.on else getattr(self, _ADDED, None)
+        if extended is None or added is None or not (self.trainable or added[0]):  # layers of a pair are split, or none
             return original(self, initializer)
+        found = extended.parts_of_new(self, *added)
+        if found is None:
+            return original(self, initializer)
+        owner, collectives = found
         with tf.init_scope():
             value = extended.initial_value(self, tf.convert_to_tensor(initializer(self.shape, dtype=self.dtype)))
 
@@ -106,7 +131,7 @@ def _cut(original: Callable[..., Any]) -> Callable[..., Any]:
                 with extended.local_only():
                     original(self, rows)
 
-            weight_rows.keep(self, value, owner, extended.group.rank, make, extended.weights)
+            weight_rows.keep(self, value, owner, extended.group.rank, make, collectives)
         return None
 
     return _initialize_with_initializer
@@ -143,4 +168,5 @@ def _weights_of(of: Any) -> list[WeightRows]:
     """Returns the weights of a layer of which this process keeps some rows, without those of layers in it."""
     layers = models.layers_of(of) if isinstance(of, _LOOPS) else [of]
     variables = (variable for part in layers for variable in models.own_variables(part))
-    return [kept for variable in variables if (kept := weight_rows.of(variable)) is not None]
+    found = [kept for variable in variables if (kept := weight_rows.of(variable)) is not None]
+    return [kept for kept in found if kept.collectives.gathers_for_calls]

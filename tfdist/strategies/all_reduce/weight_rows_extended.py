@@ -13,6 +13,7 @@ from tfdist.strategies.all_reduce import keras_weight_rows, owned_gradients
 from tfdist.strategies.all_reduce.sharded_extended import Divided, ShardedExtended
 from tfdist.strategies.divided import dealing, weight_rows
 from tfdist.strategies.divided.gathering import Collectives
+from tfdist.strategies.divided.split_axis import Split
 from tfdist.strategies.divided.weight_rows import WeightRows
 
 
@@ -31,28 +32,46 @@ class WeightRowsExtended(ShardedExtended, KeepsRows):
         keras_weight_rows.install()
         self.weights = Collectives(self._gathered, self._sums)
 
-    def rows_of_new(self, variable: Any) -> Ownership | None:
-        """Returns the rows of a new weight that each process keeps; see `KeepsRows`."""
-        return weight_rows.owner_of_new(variable, self.group.size, self.divides)
+    def parts_of_new(self, variable: Any, split: Split | None) -> tuple[Ownership, Collectives] | None:
+        """Returns the rows of a new weight that each process keeps, and the weight's collectives; see `KeepsRows`."""
+        owner = weight_rows.owner_of_new(variable, self.group.size, self.divides)
+        return None if owner is None else (owner, self.weights)
+
+    def number_of_parts(self, mesh_axis: str) -> int:
+        """Returns the number of parts of weights that are split over an axis of the mesh; see `KeepsRows`."""
+        if self.group.size == 1:
+            return 1
+        raise ValueError(
+            f"a layer is split over the axis {mesh_axis!r}, and the strategy has no mesh: add "
+            f"AllReduceStrategy(mesh=tfdist.Mesh(…, {mesh_axis}=…)), or use the layer of Keras"
+        )
 
     def initial_value(self, variable: Any, value: Any) -> tf.Tensor:
         """Returns the chief's initial value of a weight; see `KeepsRows`."""
         return self.value_of_the_chief(value, variable.name, self.group.number("variable"))
 
     def deal(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Deals the variables of an optimizer; see `DealsVariables`.
+        """Deals the variables of an optimizer; see `DealsVariables`."""
+        self.check_updates(optimizer, variables)
+        super().deal(optimizer, variables)
+
+    def check_updates(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Checks that an optimizer can update this process's parts of weights.
+
+        Args:
+            optimizer: a Keras optimizer.
+            variables: variables that it will update.
 
         Raises:
-            ValueError: the optimizer looks at whole weights, of which this process has rows.
+            ValueError: the optimizer looks at whole weights, of which this process has a part.
         """
-        in_rows = [variable for variable in variables if weight_rows.of(variable) is not None]
-        if in_rows and len(dealing.contained([optimizer])) == 1 and not dealing.cuts(optimizer):
+        parts = [variable for variable in variables if weight_rows.of(variable) is not None]
+        if parts and len(dealing.contained([optimizer])) == 1 and not dealing.cuts(optimizer):
             raise ValueError(
-                f"AllReduceStrategy(shard='weights') keeps rows of the weight {in_rows[0].path} on each process, and "
-                f"the optimizer {optimizer.name} may look at whole weights. Use shard='optimizer', or one of Keras's "
-                "optimizers that update each element apart, such as Adam."
+                f"each process keeps a part of the weight {parts[0].path}, and the optimizer {optimizer.name} may look "
+                "at whole weights. Use one of Keras's optimizers that update each element apart, such as Adam; or "
+                "AllReduceStrategy(shard='optimizer'), without split layers."
             )
-        super().deal(optimizer, variables)
 
     def assign_part(self, variable: Any, value: Any) -> None:
         """Assigns this process's part of a value to a variable that is divided; see `DealsVariables`."""

@@ -59,6 +59,9 @@ class Collectives:
         sums: sums the gradients of whole weights over processes, of which each gets those of its rows.
     """
 
+    gathers_for_calls = True
+    """Whether the weights are gathered for a call of their layer, which otherwise computes with this process's part."""
+
     def __init__(self, gather: Gather, sums: Sums) -> None:
         self._gather = gather
         self._sums = sums

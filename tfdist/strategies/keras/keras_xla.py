@@ -121,7 +121,7 @@ def _obstacle(model: Any, data: Any, extended: Ability | None) -> str | None:
     if not all(compiled_functions.can_take(leaf) for leaf in tf.nest.flatten(data)):
         return "XLA takes no ragged or sparse tensors, and no strings"
     if extended is not None and not all(extended.holds(model, variable) for variable in model.variables):
-        return "layers gather their weights from other processes when they are called"
+        return "layers exchange weights or activations with other processes when they are called"
     if extended is not None and _are_elsewhere(model.variables, extended.worker_devices):
         return "the weights are on other devices than the replicas"
     return None
