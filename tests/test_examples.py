@@ -74,6 +74,12 @@ def test_custom_loop(run):
     assert last(r"Epoch \d+: loss [\d.]+, accuracy ([\d.]+)", output) > (0.9 if run.whole else 0.5)
 
 
+def test_split_layers(run):
+    output = run("split_layers.py", 2)
+    assert last(r"Test accuracy: ([\d.]+)", output) > (0.95 if run.whole else 0.5)
+    assert re.search(r"2 process\(es\) for \d+ weights; each sent [\d.]+ MB", output)
+
+
 def test_text(run):
     assert last(r"Test accuracy: ([\d.]+)", run("text.py", 2)) > (0.9 if run.whole else 0.5)
 
