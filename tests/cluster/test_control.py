@@ -23,6 +23,7 @@ from tests.cluster.serving import (
 )
 from tfdist.cluster import messages, proof
 from tfdist.cluster.channel import RequestTimeoutError
+from tfdist.cluster.control import Watcher
 from tfdist.cluster.messages import (
     CollectiveCall,
     GetValue,
@@ -378,12 +379,9 @@ def enter_evaluator(job):
         yield task
 
 
-class Watcher:
+class Events(Watcher):
     def __init__(self):
         self.events = queue.SimpleQueue()
-
-    def left(self, task):
-        pass
 
     def came(self, task):
         self.events.put(("came", task))
@@ -400,7 +398,7 @@ class Watcher:
 
 def test_the_death_of_a_task_without_a_rank_is_an_event(job):
     with connected(job.address) as (client, _):
-        watcher = Watcher()
+        watcher = Events()
         client.watch(watcher)
         for _ in range(2):
             with enter_evaluator(job) as evaluator:
@@ -416,7 +414,7 @@ def test_the_death_of_a_task_without_a_rank_is_an_event(job):
 def test_a_task_without_a_rank_outlives_the_job(job):
     evaluator = control(job.address, None)
     evaluator.claims = claims_of(None, name="evaluator 0")
-    watcher = Watcher()
+    watcher = Events()
     evaluator.watch(watcher)
     with contextlib.closing(evaluator):
         evaluator.enter()
@@ -434,7 +432,7 @@ def test_a_task_without_a_rank_outlives_the_job(job):
 def test_a_rank_that_is_lost_is_an_event_for_other_tasks(job):
     evaluator = control(job.address, None)
     evaluator.claims = claims_of(None, name="evaluator 0")
-    watcher = Watcher()
+    watcher = Events()
     with contextlib.closing(evaluator):
         evaluator.enter()
         with connected(job.address) as (_, second):

@@ -47,24 +47,23 @@ class Listener(Protocol):
         ...
 
 
-class Watcher(Protocol):
-    """Receives events about tasks, on the listening thread, and decides what they mean."""
+class Watcher:
+    """Receives events about tasks, on the listening thread, and decides what they mean; by default nothing."""
 
     def came(self, task: int) -> None:
         """Learns that a task is there, for the first time or again."""
-        ...
 
     def lost(self, task: int, error: TfdistError) -> None:
         """Learns that a task died, cannot be reached or has failed."""
-        ...
 
     def left(self, task: int) -> None:
         """Learns that a task has ended without an error."""
-        ...
 
     def over(self) -> None:
         """Learns that no training task is left."""
-        ...
+
+    def failed(self, error: TfdistError) -> None:
+        """Learns that this process cannot go on, perhaps on the thread that has found that out."""
 
 
 class Control:
@@ -314,6 +313,8 @@ class Control:
         self._channel.notify()
         if callback := self._on_failure:
             callback(error)
+        for watcher in self._watchers:
+            watcher.failed(error)
 
     # Messages, on the listening thread.
 

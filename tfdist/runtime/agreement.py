@@ -7,7 +7,8 @@ import threading
 import time
 
 from tfdist.cluster import messages
-from tfdist.errors import RendezvousError, TfdistError
+from tfdist.cluster.control import Watcher
+from tfdist.errors import RendezvousError
 from tfdist.notices import notice
 from tfdist.parameter_server.options import published
 from tfdist.parameter_server.options.published import Options
@@ -77,8 +78,8 @@ def wait_for_options(member: Membership, timeout: float) -> Options | None:
     return None if waiter.text is None else published.decode(waiter.text)
 
 
-class _OptionsWaiter:
-    """Waits for options or the end of the job; a `tfdist.cluster.control.Watcher`.
+class _OptionsWaiter(Watcher):
+    """Waits for options or the end of the job.
 
     Attributes:
         event: event that is set when either has come.
@@ -93,15 +94,6 @@ class _OptionsWaiter:
         """Keeps the first options."""
         self.text = self.text or text
         self.event.set()
-
-    def came(self, task: int) -> None:
-        """Does nothing, because tasks publish their options by themselves."""
-
-    def lost(self, task: int, error: TfdistError) -> None:
-        """Does nothing, because another task may publish, or the lost one when it comes again."""
-
-    def left(self, task: int) -> None:
-        """Does nothing, because another task may publish."""
 
     def over(self) -> None:
         """Ends the wait, because no training task is left."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+from tfdist.cluster.control import Watcher
 from tfdist.errors import TfdistError
 from tfdist.runtime.membership import Membership
 
@@ -12,8 +13,8 @@ _SECONDS = 3.0
 """Seconds after the end of the job in which parameter servers, which end with it, may still answer."""
 
 
-class JobEnd:
-    """Notes when no training task is left; a `tfdist.cluster.control.Watcher`.
+class JobEnd(Watcher):
+    """Notes when no training task is left.
 
     Args:
         member: this task's membership.
@@ -32,15 +33,6 @@ class JobEnd:
         if time.monotonic() < self._at + _SECONDS:
             return None
         return TfdistError("the job is over: its parameter servers have ended")
-
-    def lost(self, task: int, error: TfdistError) -> None:
-        """Does nothing, because other tasks may still train."""
-
-    def came(self, task: int) -> None:
-        """Does nothing: only the end of the job counts."""
-
-    def left(self, task: int) -> None:
-        """Does nothing, because other tasks may still train."""
 
     def over(self) -> None:
         """Notes that no training task is left."""

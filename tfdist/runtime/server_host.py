@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from tfdist.cluster.control import Control
+from tfdist.cluster.control import Control, Watcher
 from tfdist.cluster.settings import Timeouts
 from tfdist.cluster.spec import Task
 from tfdist.errors import RendezvousError, TfdistError
@@ -32,8 +32,8 @@ def _copy_on(server: int, task: Task) -> str:
     return f"address of the copy of parameter server {server} on {task}"
 
 
-class Host:
-    """A parameter server on this task; a `tfdist.cluster.control.Watcher`.
+class Host(Watcher):
+    """A parameter server on this task.
 
     With a copy, two tasks may run the server: the task of its own index and the next one. One of them leads, and the
     other follows with a copy of the state. The follower decides which task leads, because it follows only one leader.

@@ -12,6 +12,7 @@ import numpy as np
 
 import tfdist
 from tfdist.cluster import discovery
+from tfdist.cluster.control import Watcher
 from tfdist.cluster.settings import Timeouts
 from tfdist.runtime import job
 
@@ -19,14 +20,11 @@ DEADLINE = 60.0
 ADDRESS = "address of ps 0"
 
 
-class Watcher:
+class Events(Watcher):
     """Sets an event for each kind of event."""
 
     def __init__(self, task):
         self.task, self.is_over, self.is_lost, self.is_back = task, *(threading.Event() for _ in range(3))
-
-    def left(self, task):
-        pass
 
     def came(self, task):
         if task == self.task and self.is_lost.is_set():
@@ -44,7 +42,7 @@ class Watcher:
 tfdist.init()
 control = job.enter(discovery.discover(None), Timeouts.from_environment()).control
 task = json.loads(os.environ["TF_CONFIG"])["task"]
-watcher = Watcher(task=2)
+watcher = Events(task=2)
 control.watch(watcher)
 print("ROLE", tfdist.role(), tfdist.rank(), tfdist.size(), flush=True)
 if tfdist.rank() < 0:

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from tfdist.cluster.control import Watcher
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server.hierarchy.places import places_of
@@ -101,7 +102,7 @@ class ServerConnections:
         return made
 
 
-class ServerTables:
+class ServerTables(Watcher):
     """Tables of embeddings on all servers of a job.
 
     Args:
@@ -170,19 +171,8 @@ class ServerTables:
                 self._line.close()
                 self._line = None
 
-    # Methods of a `tfdist.cluster.control.Watcher`.
-
     def lost(self, task: int, error: TfdistError) -> None:
         """Ends this process's part of the job if the lost task is a server with tables."""
         if task in self._servers.numbers and self._line is not None:
             why = f"{error} Rows of embeddings were on it. Start the job again, from a backup or a saved model."
             self._servers.member.control.fail(PeerLostError(why))
-
-    def came(self, task: int) -> None:
-        """Does nothing: a server that comes again after its loss comes too late."""
-
-    def left(self, task: int) -> None:
-        """Does nothing: servers leave after the workers."""
-
-    def over(self) -> None:
-        """Does nothing on a worker."""
