@@ -363,8 +363,8 @@ class UpdatesOnServers(Ability, abc.ABC):
     def begin_eager_steps(self, model: Any) -> None:
         """Attaches a model's optimizer to the servers before an eager step, if it is the only one and is built.
 
-        Otherwise a chief without a batch would never give the servers the values that a worker with a batch waits for.
-        A graph attaches when it is traced, which takes no batch.
+        So the first gradients of a worker are those of the chief's values. A graph attaches when it is traced; other
+        eager models attach in their first step, with gradients of the worker's own values.
 
         Args:
             model: a Keras model.

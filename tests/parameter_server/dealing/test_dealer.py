@@ -57,13 +57,14 @@ def test_batches_of_a_lost_worker_are_dealt_again():
 
 
 def test_late_push_of_a_lost_worker_is_rejected():
-    dealer = dealer_of(2, samples=1, batch_size=1)
+    dealer = dealer_of(2, samples=2, batch_size=1)
+    dealer.commit(0, dealer.take(0, FIRST).ticket)
     late = dealer.take(1, FIRST)
     dealer.lost(1)
     assert not dealer.may_commit(1, late.ticket)
     with pytest.raises(DealerError, match=f"worker 1 no longer has the batch of ticket {late.ticket}"):
         dealer.commit(1, late.ticket)
-    dealer.begin(1, FIRST, 1, 1, 7)
+    dealer.begin(1, FIRST, 2, 1, 7)
     again = dealer.take(1, FIRST)
     assert not dealer.may_commit(1, late.ticket), "not even now that it has the same batch again"
     assert dealer.take(0, FIRST) == WaitForBatch(), "the late push has committed nothing"
@@ -128,10 +129,33 @@ def test_requests_of_a_worker_that_comes_back_are_numbered_anew():
 
 def test_a_request_that_had_to_wait_gets_a_batch_later():
     dealer = dealer_of(2, samples=1, batch_size=1)
-    dealer.take(1, FIRST, request=0)
-    assert dealer.take(0, FIRST, request=0) == WaitForBatch()
-    dealer.lost(1)
-    assert place(dealer.take(0, FIRST, request=0)) == (0, 1)
+    dealer.take(0, FIRST, request=0)
+    assert dealer.take(1, FIRST, request=0) == WaitForBatch()
+    dealer.lost(0)
+    assert place(dealer.take(1, FIRST, request=0)) == (0, 1)
+
+
+@pytest.mark.parametrize("end", ["the chief takes it", "another one is committed", "the chief is lost", "a restart"])
+def test_the_last_batch_is_kept_for_the_chief_at_first(end):
+    """Others may wait for the values that the chief gives in its first step."""
+    dealer = dealer_of(3, samples=2, batch_size=1)
+    other = dealer.take(1, FIRST)
+    for worker in (1, 2):
+        assert dealer.take(worker, FIRST) == WaitForBatch()
+    if end == "the chief takes it":
+        assert place(dealer.take(0, FIRST)) == (1, 2)
+        dealer.begin(2, (0, 1), 1, 1, 7)
+        assert place(dealer.take(2, (0, 1))) == (0, 1)
+        return
+    if end == "another one is committed":
+        dealer.commit(1, other.ticket)
+    elif end == "the chief is lost":
+        dealer.lost(0)
+    else:
+        dealer.restore(dealer.state())
+        dealer.begin(2, FIRST, 2, 1, 7)
+        dealer.take(2, FIRST)
+    assert place(dealer.take(2, FIRST)) == (1, 2)
 
 
 def test_a_batch_whose_gradients_were_dropped_is_dealt_again_after_the_others():

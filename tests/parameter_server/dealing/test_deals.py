@@ -257,6 +257,8 @@ def test_waiting_worker_gets_the_next_batch_of_a_stream():
     waiting = talk.take(1)
     assert [(type(message), message.awaited) for message in waiting] == [(Waiting, (0,))]
     talk.bring(0)
+    assert isinstance(waiting[-1], Waiting), "the chief may need it"
+    talk.bring(1)
     assert isinstance(waiting[-1], DealtBatch)
     assert not talk.idle
 

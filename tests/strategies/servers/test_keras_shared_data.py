@@ -367,30 +367,41 @@ def test_a_worker_that_gets_no_batch_has_the_newest_weights_and_the_logs_of_the_
         np.testing.assert_array_equal(chief.get_weights()[0], late.get_weights()[0])
 
 
-def test_eager_steps_of_a_worker_do_not_wait_for_a_chief_that_gets_no_batch():
-    """The chief gives the servers the first values, and asks for a batch when the other worker has the only one."""
-    has_batch = threading.Event()
+class TwoOptimizers(keras.Model):
+    """Updates its weights by an optimizer that only its steps know."""
 
-    class Taking(keras.Model):
-        def train_step(self, data):
-            has_batch.set()
-            return super().train_step(data)
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        if not hasattr(self, "other"):
+            self.other = keras.optimizers.SGD(1.0)
+        self.other.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("model", [keras.Model, TwoOptimizers])
+@pytest.mark.parametrize("batches", [1, 2])
+def test_eager_steps_of_a_worker_wait_for_a_chief_that_comes_late(model, batches):
+    """The chief asks for a batch after the other worker has all that it can get, and needs the chief's values."""
+    asked = threading.Event()
+
+    class Asking(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            asked.set()
 
     class WaitingForWorker(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            assert has_batch.wait(DEADLINE)
+            assert asked.wait(DEADLINE)
 
     with served(workers=2, mode=BoundedStaleness(0), data="shared") as (first, second):
-        chief, worker = (
-            counting_model(strategy, model=model, run_eagerly=True)
-            for strategy, model in ((first, keras.Model), (second, Taking))
-        )
+        chief, worker = (counting_model(strategy, model=model, run_eagerly=True) for strategy in (first, second))
         together(
-            lambda: fit(chief, batch_size=SAMPLES, callbacks=[WaitingForWorker()]),
-            lambda: fit(worker, batch_size=SAMPLES),
+            lambda: fit(chief, batch_size=SAMPLES // batches, callbacks=[WaitingForWorker()]),
+            lambda: fit(worker, batch_size=SAMPLES // batches, callbacks=[Asking()]),
         )
-        np.testing.assert_array_equal(counts(worker), 1)
-        assert pushes(chief, worker) == [0, 1]
+        np.testing.assert_array_equal(counts(chief), 1)
+        assert sum(pushes(chief, worker)) == batches
 
 
 class OwnLogs(keras.Model):

@@ -23,6 +23,8 @@ from typing import Any
 
 from tfdist.parameter_server.dealing.plan import EpochKey, Plan
 
+_CHIEF = 0
+"""Number of the worker whose first values others may wait for."""
 _REMEMBERED = 8
 """Committed batches per worker whose numbers are kept, as their gradients may wait for those of other workers."""
 
@@ -147,6 +149,9 @@ class Dealer:
     later epoch. An epoch that nobody has begun is over when a later one has been begun: a worker that starts again
     skips all epochs that it has missed.
 
+    Until some batch is committed, the last one that is there is kept for the chief: others may need the values that it
+    gives in its first step, and have all batches before it asks for one.
+
     It has no locks: one thread uses it.
 
     Args:
@@ -165,6 +170,7 @@ class Dealer:
         self._workers: dict[int, _Worker] = {}
         self._committed: dict[int, deque[int]] = {}
         self._numbers: dict[int, tuple[EpochKey, int]] = {}
+        self._keeps_for_chief = True
         self.next_ticket = secrets.randbits(60)
 
     def begin(
@@ -202,7 +208,7 @@ class Dealer:
             current.members.add(worker)
         known = self._workers.get(worker)
         if known is None or known.epoch != epoch:
-            self.lost(worker)
+            self.take_back(worker)
             self._workers[worker] = _Worker(epoch)
         for earlier in [key for key in self._epochs if key < epoch]:
             self._go_on(worker, earlier)
@@ -233,7 +239,9 @@ class Dealer:
         if request is not None and request <= state.request:
             is_open = request == state.request and state.ticket in current.out
             return current.batch(state.ticket) if is_open else WaitForBatch()
-        number = current.next() if len(state.held) < self._limit else None
+        if worker == _CHIEF:
+            self._keeps_for_chief = False
+        number = current.next() if len(state.held) < self._limit and not self._is_kept(current) else None
         state.is_idle = number is None and not state.held and not current.is_growing
         if number is None:
             return WaitForBatch()
@@ -327,6 +335,7 @@ class Dealer:
             return
         if not self.may_commit(worker, ticket):
             raise DealerError(self.why_not(worker, ticket))
+        self._keeps_for_chief = False
         state = self._workers[worker]
         state.held.remove(ticket)
         self._committed.setdefault(worker, deque(maxlen=self._limit)).append(ticket)
@@ -365,6 +374,15 @@ class Dealer:
 
     def lost(self, worker: int) -> None:
         """Deals the batches of a lost worker again. The worker may come back and begin again.
+
+        Args:
+            worker: task number of the worker; may be unknown.
+        """
+        self._keeps_for_chief = self._keeps_for_chief and worker != _CHIEF
+        self.take_back(worker)
+
+    def take_back(self, worker: int) -> None:
+        """Deals the batches of a worker again that begins anew.
 
         Args:
             worker: task number of the worker; may be unknown.
@@ -447,6 +465,7 @@ class Dealer:
         Args:
             state: result of `state`.
         """
+        self._keeps_for_chief = False
         self._workers = {}
         self._epochs = {
             (epoch["epoch"][0], epoch["epoch"][1]): _Epoch(
@@ -459,6 +478,10 @@ class Dealer:
         }
         self._newest = None if state["newest"] is None else (state["newest"][0], state["newest"][1])
         self._committed = {worker: deque(tickets, self._limit) for worker, tickets in state["committed"]}
+
+    def _is_kept(self, current: _Epoch) -> bool:
+        """Returns whether the next batch is kept for the chief."""
+        return self._keeps_for_chief and len(current.again) + current.there - current.dealt == 1
 
     def _go_on(self, worker: int, epoch: EpochKey) -> None:
         """Removes a worker from an epoch that it does not come back to. The last worker's removal ends the epoch."""

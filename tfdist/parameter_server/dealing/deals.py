@@ -181,7 +181,7 @@ class DealerService:
     def _begin(self, message: BeginEpoch, answer: Answer) -> None:
         if self._incarnations.get(message.worker) != message.incarnation:
             self._end_parked(message.worker)
-            self._dealer.lost(message.worker)
+            self._dealer.take_back(message.worker)
         key = _epoch_of(message)
         try:
             plan = self._dealer.begin(message.worker, key, message.samples, message.batch_size, message.seed)
