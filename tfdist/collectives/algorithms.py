@@ -33,18 +33,19 @@ AUTO = "auto"
 """The name for a choice by the cost model, which selects an algorithm for every vector by its size."""
 
 
-def check(name: str, group: bool = False) -> None:
+def check(name: str, group: bool = False, more: tuple[str, ...] = ()) -> None:
     """Checks the name of an algorithm.
 
     Args:
         name: an algorithm's name, or ``"auto"``.
         group: whether it will run in a group of only some of the processes.
+        more: further names that the caller knows.
 
     Raises:
         ValueError: there is no such algorithm, or it cannot run in a group.
     """
-    if name != AUTO and name not in ALGORITHMS:
-        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)} or {AUTO}; got {name!r}")
+    if name not in (*ALGORITHMS, *more, AUTO):
+        raise ValueError(f"algorithm must be one of {', '.join((*ALGORITHMS, *more))} or {AUTO}; got {name!r}")
     if group and name == "mpi":
         raise ValueError(
             "the algorithm 'mpi' runs among all processes of a job, not in a group of them; choose another algorithm, "

@@ -46,4 +46,6 @@ def checked_weight(weight: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor
 
 def weighted_in_graph(tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """Multiplies a tensor by a weight; the result is zero if the weight is zero, also for NaN and infinity."""
-    return tf.where(weight != 0, tensor * tf.cast(weight, tensor.dtype), tf.zeros_like(tensor))
+    wide = tf.float32 if tensor.dtype.size < 4 else tensor.dtype  # half precision would round the weight
+    product = tf.cast(tf.cast(tensor, wide) * tf.cast(weight, wide), tensor.dtype)
+    return tf.where(weight != 0, product, tf.zeros_like(tensor))

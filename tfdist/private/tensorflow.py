@@ -56,6 +56,7 @@ __all__ = [
     "ReplicaContext",
     "ValueContext",
     "WeighedOptions",
+    "abort_collectives",
     "as_number",
     "captured",
     "concat_slices",
@@ -63,6 +64,7 @@ __all__ = [
     "copies",
     "distributed_dataset",
     "distributed_datasets_from_function",
+    "enable_collectives",
     "function_of",
     "generated",
     "global_seed",
@@ -141,6 +143,46 @@ class WeighedOptions(OwnOptions):
 def is_distributed_variable(value: Any) -> bool:
     """Returns whether a value is a variable with a component on every local device."""
     return isinstance(value, values.DistributedVariable)
+
+
+def enable_collectives(addresses: Sequence[str], rank: int) -> str:
+    """Has this process take part in TensorFlow's collectives between processes. Initializes TensorFlow's context.
+
+    Devices then have the names of a job ``"worker"``, of which each process sees its own only.
+
+    Args:
+        addresses: ``host:port`` of each process; TensorFlow listens at this one's port.
+        rank: this process's place among them.
+
+    Returns:
+        The prefix that the names of this process's devices have.
+
+    Raises:
+        RuntimeError: TensorFlow's context is initialized already.
+    """
+    eager = context.context()
+    job = "/job:worker/replica:0/task:"
+    eager.configure_collective_ops(collective_leader=f"{job}0", device_filters=(f"{job}{rank}",))
+    eager.enable_collective_ops(
+        tf.train.ServerDef(
+            cluster=tf.train.ClusterSpec({"worker": list(addresses)}).as_cluster_def(),
+            default_session_config=eager.config,
+            job_name="worker",
+            task_index=rank,
+            protocol="grpc",
+        )
+    )
+    eager.ensure_initialized()
+    return f"{job}{rank}"
+
+
+def abort_collectives(why: str) -> None:
+    """Ends all of TensorFlow's collectives of this process, now and later, by an error.
+
+    Args:
+        why: text of the error.
+    """
+    context.context().abort_collective_ops(tf.errors.ABORTED, why)
 
 
 class _Number:

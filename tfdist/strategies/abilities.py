@@ -87,6 +87,14 @@ class Ability:
         """The error that ended this process's communication, or None."""
         return None
 
+    def cause_of(self, error: tf.errors.OpError) -> BaseException | None:
+        """Returns the error of tfdist that an error of TensorFlow has come from, or None.
+
+        Args:
+            error: an error of a graph's operation.
+        """
+        return self.failure
+
     def holds(self, model: Any, variable: Any) -> bool:
         """Returns whether this process holds a variable of a model.
 

@@ -21,6 +21,7 @@ from tfdist.collectives import algorithms  # noqa: E402
 from tfdist.compression import Method, policy  # noqa: E402
 from tfdist.compression.compressor import Compressor  # noqa: E402
 from tfdist.compression.policy import FewerWorkers, Policy, Schedule  # noqa: E402
+from tfdist.engine.tensorflow_sums import TensorFlowSums  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
 from tfdist.runtime.mesh import Mesh  # noqa: E402
 from tfdist.strategies.abilities import DelaysUpdates  # noqa: E402
@@ -72,7 +73,10 @@ class AllReduceStrategy(Processes):
             the fewest bytes; ``"butterfly"`` or ``"tree"``, which send the fewest messages;
             ``"reduce_scatter_gather"``, which sends few of both if the number of processes is a power of two;
             ``"hierarchical"``, for several processes on each of several machines; ``"mpi"``, the MPI library's own; or
-            ``"naive"``. With the same algorithm and number of processes, sums are bitwise equal from run to run.
+            ``"naive"``. ``"tensorflow"`` has TensorFlow's own collectives sum gradients: between GPUs NCCL, so that
+            they do not pass through the hosts; between CPUs it is slower than the others. Make the strategy before
+            TensorFlow's first operation then; each process needs a GPU of its own. With the same algorithm and number
+            of processes, sums are bitwise equal from run to run.
         compression: how gradients are compressed: a method of `tfdist.compression`, such as ``TopK(ratio=0.01)``,
             which is applied to matrices of at least 1024 elements; a schedule over steps; or a policy that chooses by
             variable. Biased methods get `tfdist.compression.ErrorFeedback`. By default nothing is compressed. Sparse
@@ -111,14 +115,14 @@ class AllReduceStrategy(Processes):
             with ``shard="weights"``. For one device in each process, without compression and ``delay``.
 
     Raises:
-        MismatchError: processes have different numbers of devices, algorithms or compression.
+        MismatchError: processes have different numbers or kinds of devices, algorithms or compression.
         TypeError: ``compression`` is not a method, a schedule or a policy; ``group`` is not a `tfdist.Group`; or
             ``mesh`` is not a `tfdist.Mesh`.
         ValueError: a device does not exist, or is named twice; there is no such algorithm; ``delay`` is not 0 or 1;
             ``shard`` is not None, ``"optimizer"`` or ``"weights"``; the mesh has another number of processes; or one of
             the three is given with what it does not work with.
-        RuntimeError: TensorFlow already uses GPUs that other processes should get; or the machine has TPUs and no GPU,
-            and ``devices`` is not given.
+        RuntimeError: TensorFlow already uses GPUs that other processes should get, or has run an operation before its
+            collectives are set up; or the machine has TPUs and no GPU, and ``devices`` is not given.
         CalibrationError: `TFDIST_CALIBRATION` names a file that was made on another machine.
         ClusterSpecError: TF_CONFIG or the resolver does not describe a cluster that contains this task.
         RendezvousError: not all tasks entered the job, or this one was refused.
@@ -142,8 +146,9 @@ class AllReduceStrategy(Processes):
         shard: str | None = None,
         mesh: Mesh | None = None,
     ) -> None:
-        algorithms.check(algorithm)
-        _check_parts(shard, mesh, compression, delay)
+        algorithms.check(algorithm, more=(_TENSORFLOW,))
+        is_by_tensorflow = algorithm == _TENSORFLOW
+        _check_parts(shard, mesh, compression, delay, is_by_tensorflow)
         if not isinstance(delay, int) or delay not in (0, 1):
             raise ValueError(f"AllReduceStrategy(delay=…) must be 0 or 1 steps; got {delay!r}")
         policy.as_policy(compression)  # raises its errors before waiting for other processes
@@ -154,7 +159,12 @@ class AllReduceStrategy(Processes):
 
             beside_all_reduce.serve(cluster, timeouts)
             sys.exit()
-        engine_group, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, algorithm, group)
+        own_algorithm = algorithms.AUTO if is_by_tensorflow else algorithm
+        engine_group, chosen = self._enter(cluster, cluster_resolver, devices, timeouts, own_algorithm, group)
+        by_tensorflow = None
+        if is_by_tensorflow and engine_group.size > 1:
+            host = None if cluster is None else cluster.task.address.rpartition(":")[0]
+            by_tensorflow = functools.partial(TensorFlowSums, engine_group, chosen[0], host, timeouts)
         compressor = None if compression is None else Compressor(compression, engine_group.rank, engine_group.size)
         tables = None
         if cluster is not None and cluster.is_elastic and cluster.rank is not None:
@@ -162,7 +172,7 @@ class AllReduceStrategy(Processes):
 
             tables = beside_all_reduce.tables(cluster, engine_group, timeouts)
         home = "CPU:0" if cpu_relocation else None
-        options = compressor, check_weights, not sum_sparse_rows, tables, home, float32_sums
+        options = compressor, check_weights, not sum_sparse_rows, tables, home, float32_sums, by_tensorflow
         for name, is_given in (("delay=1", delay), (f"shard={shard!r}", shard), (f"mesh={mesh}", mesh)):
             if is_given and len(chosen) > 1:
                 raise ValueError(f"AllReduceStrategy({name}) needs one device in each process; got {chosen}")
@@ -183,16 +193,23 @@ class AllReduceStrategy(Processes):
             keras_delayed.settle(model, self.extended)
 
 
+_TENSORFLOW = "tensorflow"
+"""Name of the algorithm that is TensorFlow's, and not the engine's."""
 _SHARDED = {"optimizer": ShardedExtended, "weights": WeightRowsExtended}
 """Classes by the argument ``shard``."""
 
 
-def _check_parts(shard: str | None, mesh: Mesh | None, compression: object, delay: int) -> None:
+def _check_parts(shard: str | None, mesh: Mesh | None, compression: object, delay: int, is_by_tensorflow: bool) -> None:
     if shard is not None and shard not in _SHARDED:
         raise ValueError(f"AllReduceStrategy(shard=…) must be None, 'optimizer' or 'weights'; got {shard!r}")
     if mesh is not None and not isinstance(mesh, Mesh):
         raise TypeError(f"AllReduceStrategy(mesh=…) must be a tfdist.Mesh, such as Mesh(data=2, model=2); got {mesh!r}")
     divides = f"shard={shard!r}" if shard else f"mesh={mesh}" if mesh else None
-    for name, is_given in (("compression=", compression is not None), ("delay=1", bool(delay))):
-        if divides and is_given:
-            raise ValueError(f"AllReduceStrategy: {divides} does not work with {name}; leave out one of the two")
+    late = "delay=1" if delay else None
+    for one, other in (
+        (divides, "compression=" if compression is not None else None),
+        (divides, late),
+        (divides or late, "algorithm='tensorflow'" if is_by_tensorflow else None),
+    ):
+        if one and other:
+            raise ValueError(f"AllReduceStrategy: {one} does not work with {other}; leave out one of the two")

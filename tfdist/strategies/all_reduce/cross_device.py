@@ -12,6 +12,7 @@ from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import ProcessGroup
 from tfdist.engine.slices import with_distinct_rows
 from tfdist.engine.sums import Sums, divided
+from tfdist.engine.tensorflow_sums import TensorFlowSums
 from tfdist.private import tensorflow as private
 from tfdist.strategies.data.shares import Shares
 from tfdist.strategies.keras import sparse_gradients
@@ -26,6 +27,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         shares: the number of samples of each replica in the current step.
         compressor: compressor of gradients; None sends full precision.
         keep_rows: whether sparse gradients keep every occurrence of a row, as on one process.
+        by_tensorflow: sums of gradients by TensorFlow's collectives; None has the group's engine sum them.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         shares: Shares,
         compressor: Compressor | None = None,
         keep_rows: bool = True,
+        by_tensorflow: TensorFlowSums | None = None,
     ) -> None:
         super().__init__()
+        self._by_tensorflow = by_tensorflow
         self._keep_rows = keep_rows
         self._sums, self._exchange = Sums(group), Exchange(group)
         self._processes = group.size
@@ -116,15 +120,27 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
     ) -> list[Any]:
         """Returns the sum or mean over processes of each process's sum or mean."""
         weight = None if options is None else options.weight
-        return self._sums.all_reduce(
-            values,
-            names,
-            self._compressed(values, options),
-            mean=is_mean,
-            weight=weight,
-            contributes=self._has_samples() if weight is None else None,
-            keep_rows=self._keep_rows,
-        )
+        compressed = self._compressed(values, options)
+        totals: dict[int, Any] = {}
+        if self._by_tensorflow is not None and options is not None:
+            places = [place for place, how in enumerate(compressed) if how is None]
+            # The last layer's gradient is ready first.
+            places = [place for place in reversed(places) if self._by_tensorflow.takes(values[place])]
+            sums = self._by_tensorflow.all_reduce([values[place] for place in places], weight)
+            totals.update(zip(places, sums, strict=True))
+        rest = [place for place in range(len(values)) if place not in totals]
+        if rest:
+            sums = self._sums.all_reduce(
+                [values[place] for place in rest],
+                [names[place] for place in rest],
+                [compressed[place] for place in rest],
+                mean=is_mean,
+                weight=weight,
+                contributes=self._has_samples() if weight is None else None,
+                keep_rows=self._keep_rows,
+            )
+            totals.update(zip(rest, sums, strict=True))
+        return [totals[place] for place in range(len(values))]
 
     def _compressed(self, values: Sequence[Any], options: private.WeighedOptions | None) -> list[Compressed | None]:
         """Returns how each value is compressed; None for values that are not dense gradients of a variable."""

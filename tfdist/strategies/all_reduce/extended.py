@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfdist.compression.compressor import Compressor
+from tfdist.engine import operations
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.counts import CountReducer
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import ProcessGroup
+from tfdist.engine.tensorflow_sums import TensorFlowSums
 from tfdist.notices import without_mirrored
 from tfdist.private import tensorflow as private
 from tfdist.strategies.abilities import DataParallel
@@ -31,6 +33,7 @@ if TYPE_CHECKING:  # jobs without servers do not load these modules
     from tfdist.strategies.servers.server_tables import ServerTables
 
 
+_KEYS_OF_A_PROCESS = 1 << 17
 _key_bases = itertools.count(0, 1000)
 """Numbers from which TensorFlow numbers the groups of each strategy's devices."""
 
@@ -48,6 +51,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         tables: tables of rows on the job's parameter servers; None if the job has no servers.
         home: the device that variables are on, a copy for each replica; None places each copy on its replica's device.
         float32_sums: whether gradients of half precision are summed in float32.
+        by_tensorflow: makes sums of gradients by TensorFlow's collectives; None has the group's engine sum them.
 
     Raises:
         MismatchError: another process has another number of devices, another algorithm or other compression.
@@ -67,9 +71,18 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         tables: ServerTables | None = None,
         home: str | None = None,
         float32_sums: bool = False,
+        by_tensorflow: Callable[[], TensorFlowSums] | None = None,
     ) -> None:
-        # TensorFlow binds the number of a collective among this process's GPUs to a shape, also after its strategy.
-        strategy._collective_key_base = next(_key_bases)
+        # Compared before TensorFlow's first operation, which the set-up of its collectives must precede.
+        settings = (
+            f"{len(devices)} device(s), the algorithm {'tensorflow' if by_tensorflow else group.algorithm} and the "
+            f"compression {compressor}{self.more}{', float32_sums=True' * float32_sums}"
+        )
+        group.run(f"the settings of strategy {group.number('strategy')}", operations.barrier(), settings)
+        self._by_tensorflow = None if by_tensorflow is None else by_tensorflow()
+        # TensorFlow binds the number of a collective among this process's GPUs to a shape, also after its strategy. If
+        # it knows other processes, their GPUs have other numbers.
+        strategy._collective_key_base = next(_key_bases) + group.engine.rank * _KEYS_OF_A_PROCESS
         with without_mirrored():
             super().__init__(strategy, devices=devices)
         self.checks_weights = checks_weights
@@ -82,11 +95,6 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         self.compressor = compressor
         self._tables = tables
         self.exchange = Exchange(group)
-        settings = (
-            f"{len(devices)} device(s), the algorithm {group.algorithm} and the compression {compressor}{self.more}"
-            f"{', float32_sums=True' * float32_sums}"
-        )
-        self.exchange.broadcast_once(tf.constant(0), f"the settings of strategy {group.number('strategy')}", settings)
         self.bridge = Bridge(group)
         self.stopping = Stopping()
         self._counts = CountReducer(group, "ranks with another batch", self.stopping.own, self.stopping.learn)
@@ -95,7 +103,9 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         self._reads_in_order = False
         default_ops: Any = self._cross_device_ops  # type: ignore[has-type]
         local = private.ReductionToOneDevice() if _on_cpu(devices) or len(devices) == 1 else default_ops
-        self._cross_device_ops = ProcessCrossDeviceOps(group, local, self.shares, compressor, keep_rows)
+        self._cross_device_ops = ProcessCrossDeviceOps(
+            group, local, self.shares, compressor, keep_rows, self._by_tensorflow
+        )
 
     @contextlib.contextmanager
     def local_only(self) -> Iterator[None]:
@@ -312,6 +322,10 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
     def failure(self) -> BaseException | None:
         """The error that ended the group's communication, or that with parameter servers; else None."""
         return self.group.failure or (None if self._tables is None else self._tables.failure)
+
+    def cause_of(self, error: tf.errors.OpError) -> BaseException | None:
+        """Returns the error of tfdist that an error of TensorFlow has come from; see `Ability.cause_of`."""
+        return self.failure or (None if self._by_tensorflow is None else self._by_tensorflow.cause_of(error))
 
     def table(self, name: str, form: TableSpec, cache: CachePolicy | None = None) -> TableClient | None:
         """Returns a table of an embedding's rows on the servers; see `tfdist.strategies.abilities.Ability`."""

@@ -127,8 +127,8 @@ class CommonHooks(keras_hooks.ModelHooks[Ability]):
 
     def error(self, error: Exception) -> Exception | None:
         """Returns the original of an error of tfdist that a graph has wrapped in one of TensorFlow."""
-        failure = self.extended.failure if isinstance(error, tf.errors.OpError) else None
-        return failure.with_traceback(None) if isinstance(failure, Exception) else None
+        cause = self.extended.cause_of(error) if isinstance(error, tf.errors.OpError) else None
+        return cause.with_traceback(None) if isinstance(cause, Exception) else None
 
 
 class WriterProgress(keras_hooks.ModelHooks[Ability]):

@@ -17,7 +17,9 @@ if DEVICES > 1:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES)
 
-strategy = tfdist.AllReduceStrategy(devices=[f"CPU:{index}" for index in range(DEVICES)])
+strategy = tfdist.AllReduceStrategy(
+    devices=[f"CPU:{index}" for index in range(DEVICES)], algorithm=os.environ.get("TEST_ALGORITHM", "auto")
+)
 CASES = {}
 
 digits = load_digits()

@@ -1,0 +1,128 @@
+"""`AllReduceStrategy(algorithm="tensorflow")` against plain Keras; a check for each name in TEST_CASES."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from checking import run_checks
+from common import assert_alike, assert_close
+
+import tfdist
+
+ROWS, BATCH = 22, 8  # a last batch of 6 rows, which three processes share unevenly
+tfdist.init()
+strategy = tfdist.AllReduceStrategy(algorithm="tensorflow", devices=["CPU:0"])
+rank, size = strategy.rank, strategy.size
+generator = np.random.default_rng(0)
+TOKENS, X, Y = generator.integers(0, 12, (ROWS, 6)), generator.normal(size=(ROWS, 7)), generator.normal(size=(ROWS, 2))
+layers = keras.layers
+
+
+def dense():
+    return keras.Sequential(
+        [
+            layers.Input((7,)),
+            layers.Dense(256),
+            layers.Dense(8, "tanh"),
+            layers.BatchNormalization(synchronized=True),
+            layers.Dense(2),
+        ]
+    )
+
+
+def words():
+    """Gradients of an embedding are sparse, and those of the other layers are not."""
+    return keras.Sequential([layers.Input((6,)), layers.Embedding(12, 4), layers.LSTM(4), layers.Dense(2)])
+
+
+def momentum():
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def compiled(make, optimizer=momentum, made=strategy, **how):
+    keras.utils.set_random_seed(1)
+    with made.scope():
+        model = make()
+        model.compile(optimizer(), "mse", run_eagerly=made is not strategy, **how)
+    return model
+
+
+def plain(make, optimizer=momentum):
+    return compiled(make, optimizer, tf.distribute.get_strategy())
+
+
+def fit(model, x, epochs=2):
+    return model.fit(x, Y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0).history["loss"]
+
+
+def assert_as_plain(make, x, optimizer=momentum, **how):
+    model = compiled(make, optimizer, **how)
+    losses = fit(model, x)
+    assert_alike(model)
+    if rank == 0:
+        other = plain(make, optimizer)
+        np.testing.assert_allclose(losses, fit(other, x), rtol=1e-9)
+        assert_close(model, other.get_weights())
+    tfdist.barrier()
+
+
+def models():
+    """Gradients do not pass the engine, which sums the moments of a batch."""
+    model = compiled(dense, steps_per_execution=2)
+    fit(model, X, 1)
+    before = strategy.communication()["bytes"]
+    fit(model, X, 1)
+    sent = strategy.communication()["bytes"] - before
+    of_gradients = 3 * sum(weight.numpy().nbytes for weight in model.trainable_weights)
+    assert 3 * sent < of_gradients, (sent, of_gradients)
+    if rank == 0:
+        other = plain(dense)
+        fit(other, X)
+        assert_close(model, other.get_weights())
+    tfdist.barrier()
+    assert_as_plain(words, TOKENS)
+
+
+def optimizers():
+    def scaled():
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05, global_clipnorm=0.1), 256.0, 3)
+
+    assert_as_plain(dense, X, scaled)
+    assert_as_plain(dense, X, lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2))
+
+
+def loops():
+    """Steps of one's own, in a graph and eagerly; each process has its share of the batch."""
+    model, other = compiled(words), plain(words)
+    share, whole = slice(rank, 6 * size, size), slice(6 * size)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((model(x, training=True) - y) ** 2) / 2 / (6 * size)
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    for run in (strategy.run, tf.function(strategy.run)):
+        run(step, (tf.constant(TOKENS[share]), tf.constant(Y[share])))
+        other.train_on_batch(TOKENS[whole], Y[whole])
+    assert_alike(model)
+    assert_close(model, other.get_weights())
+
+
+def refused():
+    with pytest.raises(ValueError, match="delay=1 does not work with algorithm='tensorflow'"):
+        tfdist.AllReduceStrategy(algorithm="tensorflow", delay=1)
+    group = tfdist.Group(list(reversed(range(size))))
+    with pytest.raises(RuntimeError, match=r"sums among Group\(.*\) in this process, and cannot among"):
+        tfdist.AllReduceStrategy(algorithm="tensorflow", devices=["CPU:0"], group=group)
+
+
+def endless():
+    """Trains until it is killed or stopped."""
+    model = compiled(dense)
+    fit(model, X)
+    print("READY", flush=True)
+    model.fit(X, Y, batch_size=BATCH, epochs=10**6, verbose=0)
+
+
+run_checks(globals(), lambda: keras.backend.set_floatx("float64"))
+tfdist.barrier()

@@ -1,0 +1,33 @@
+"""`AllReduceStrategy(algorithm="tensorflow")`: plain Keras's updates, by TensorFlow's collectives between processes."""
+
+import re
+import signal
+
+import pytest
+
+from tests.multiprocess import harness
+from tests.multiprocess.conftest import checks
+from tests.sweeps import sweep
+
+pytestmark = pytest.mark.multiprocess
+
+PROGRAM = str(harness.PROGRAMS / "in_rounds" / "tensorflow_sums.py")
+CHECKS = ["models", "loops", "refused"]
+
+
+@checks({2: [*CHECKS, sweep("optimizers")], 3: [*map(sweep, CHECKS), sweep("optimizers")]})
+def test_sums_by_tensorflow_train_as_plain_keras(size, check, passes):
+    passes(size, check)
+
+
+def test_killed_rank_is_named(tmp_path):
+    harness.assert_killed_rank_is_named([PROGRAM, str(tmp_path)], size=2, TEST_CASES="endless")
+
+
+def test_stopped_rank_is_named(tmp_path):
+    settings = {"TEST_CASES": "endless", "TFDIST_HEARTBEAT_TIMEOUT": "10"}
+    with harness.started([PROGRAM, str(tmp_path)], 2, settings) as processes:
+        processes.await_output(1, "READY")
+        processes.signal(1, signal.SIGSTOP)
+        processes.await_output(0, "gave no sign of life")
+        assert re.search(r"PeerLostError: rank 1, worker 1 .* gave no sign of life", processes.output(0))
