@@ -37,7 +37,7 @@ from tensorflow.python.distribute import (
     values_util,
 )
 from tensorflow.python.eager import backprop, context, record
-from tensorflow.python.ops import control_flow_util, control_flow_v2_func_graphs
+from tensorflow.python.ops import control_flow_util, control_flow_v2_func_graphs, resource_variable_ops
 from tensorflow.python.trackable import base as trackable
 
 __all__ = [
@@ -77,6 +77,7 @@ __all__ = [
     "local_replica_id",
     "local_spec",
     "multi_device_iterator_ops",
+    "new_variable",
     "not_tuned",
     "parts_of",
     "per_replica",
@@ -112,6 +113,7 @@ OneDeviceExtended = one_device_strategy.OneDeviceExtended
 DistributedValues = values.DistributedValues
 PerReplica = values.PerReplica
 stop_recording = record.stop_recording
+new_variable = resource_variable_ops.default_variable_creator_v2
 CheckpointInitialValue = trackable.CheckpointInitialValue
 local_replica_id = values_util.get_current_replica_id_as_int
 

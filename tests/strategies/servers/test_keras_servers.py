@@ -72,7 +72,7 @@ OPTIONS = {
 def test_one_worker_trains_as_keras_does(name):
     alone = model_in(**OPTIONS[name])
     expected = fit(alone, validation_data=(X, Y))
-    with served() as (strategy,):
+    with served(servers=2) as (strategy,):
         model = model_in(strategy, **OPTIONS[name])
         history = fit(model, validation_data=(X, Y))
         assert_close(model, alone)
@@ -97,7 +97,7 @@ def test_one_worker_trains_as_keras_does(name):
 def test_compressed_gradients_train_nearly_as_well(method, pushes):
     alone = model_in(optimizer=lambda: keras.optimizers.SGD(0.1))
     expected = fit(alone, epochs=5)
-    with served(compression=compression.skip_small(method, elements=0), pushes=pushes) as (strategy,):
+    with served(servers=2, compression=compression.skip_small(method, elements=0), pushes=pushes) as (strategy,):
         model = model_in(strategy, optimizer=lambda: keras.optimizers.SGD(0.1))
         history = fit(model, epochs=5)
         np.testing.assert_allclose(history.history["loss"][-1], expected.history["loss"][-1], rtol=0.1)
@@ -113,7 +113,7 @@ def test_compressed_gradients_train_nearly_as_well(method, pushes):
 @pytest.mark.parametrize("method", [sweep(compression.BFloat16()), compression.TopK(0.3)], ids=str)
 def test_compressed_parameters_train_nearly_as_well(method, options):
     expected = fit(model_in(optimizer=lambda: keras.optimizers.SGD(0.1)), epochs=5)
-    with served(pull_compression=compression.skip_small(method, elements=0), **options) as (strategy,):
+    with served(servers=2, pull_compression=compression.skip_small(method, elements=0), **options) as (strategy,):
         model = model_in(strategy, optimizer=lambda: keras.optimizers.SGD(0.1))
         history = fit(model, epochs=5, validation_data=(X, Y))
         np.testing.assert_allclose(history.history["loss"][-1], expected.history["loss"][-1], rtol=0.1)
@@ -178,7 +178,7 @@ class Between(keras.callbacks.Callback):
 def test_a_saved_model_has_the_servers_state(tmp_path):
     alone = model_in(optimizer="adam")
     fit(alone)
-    with served() as (strategy,):
+    with served(servers=2) as (strategy,):
         model = model_in(strategy, "adam")
         fit(model)
         model.save(tmp_path / "model.keras")
@@ -602,3 +602,19 @@ def test_eager_steps_of_a_frozen_model_attach_nothing():
         model.compile("sgd", "mse", run_eagerly=True)
         fit(model)
         assert strategy.extended.link_of(model.optimizer) is None
+
+
+def test_steps_are_traced_once():
+    """A `tf.function` that makes variables is traced again: what a link makes of the optimizer is made outside."""
+    traces = []
+
+    class Traced(keras.Sequential):
+        def train_step(self, data):
+            traces.append(data)
+            return super().train_step(data)
+
+    with served() as (strategy,), strategy.scope():
+        model = Traced([keras.layers.Input((4,)), keras.layers.Dense(2)])
+        model.compile(with_momentum(), "mse")
+        fit(model, epochs=1)
+    assert len(traces) == 1

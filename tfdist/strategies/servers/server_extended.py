@@ -137,8 +137,20 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         return [link for link in list(self._links.values()) if not variables.isdisjoint(link.ids)]
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        with tf.variable_creator_scope(_create_outside_graph):
+        with tf.variable_creator_scope(self._create_outside_graph):
             return super()._call_for_each_replica(fn, args, kwargs)
+
+    def _create_outside_graph(self, next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        """Makes a variable outside of the graph under construction.
+
+        Variables that a `tf.function` makes get their values only once it is traced; servers need them before. It would
+        also trace once more than a function that makes none.
+        """
+        if not tf.compat.v1.get_default_graph().building_function:
+            return next_creator(**arguments)
+        with tf.init_scope():
+            arguments["distribute_strategy"] = self._container_strategy()
+            return self._create_variable(private.new_variable, **arguments)
 
     @contextlib.contextmanager
     def shared_epochs(
@@ -252,17 +264,6 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         while self._links:
             self._links.popitem()[1].close()
         self._tables.close()
-
-
-def _create_outside_graph(next_creator: Callable[..., Any], **arguments: Any) -> Any:
-    """Makes a variable outside of the graph under construction.
-
-    Variables that a `tf.function` makes get their values only once it is traced; servers need them before.
-    """
-    if tf.executing_eagerly():
-        return next_creator(**arguments)
-    with tf.init_scope():
-        return tf.Variable(**arguments)
 
 
 def _optimizers_of(model: Any) -> list[Any]:
