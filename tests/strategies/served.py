@@ -52,7 +52,7 @@ class Served(tf.distribute.Strategy):
 @contextlib.contextmanager
 def served(
     workers=1,
-    servers=2,
+    servers=1,
     mode=Asynchronous(),  # noqa: B008
     pushes=None,
     compression=None,

@@ -140,7 +140,7 @@ def test_eager_and_multi_step_training_equal_keras(compiled):
     model = dynamic(compiled=compiled)
     fit(model)
     assert_equal(model, expected)
-    with served() as (strategy,):
+    with served(servers=2) as (strategy,):
         model = dynamic(strategy=strategy, compiled=compiled)
         fit(model)
         assert_equal(model, expected)
@@ -188,7 +188,7 @@ def test_a_worker_that_keeps_rows_trains_as_one_that_does_not(tmp_path):
         model = dynamic("adam", strategy)
         fit(model)
         expected = model.layers[0].export()
-    with served(workers=2) as (strategy, other):
+    with served(servers=2, workers=2) as (strategy, other):
         model, second = (
             dynamic("adam", each_strategy, cache=CachePolicy(20, 3)) for each_strategy in (strategy, other)
         )
@@ -270,7 +270,7 @@ def test_a_frozen_layer_makes_and_changes_no_rows():
 
 
 def test_the_policy_admits_and_evicts():
-    with served() as (strategy,):
+    with served(servers=2) as (strategy,):
         model = dynamic(strategy=strategy, policy=RowPolicy(admit_after=3))
         fit(model, epochs=1)
         batches = [np.unique(NAMES[X[begin : begin + 16]]) for begin in (0, 16, 32)]

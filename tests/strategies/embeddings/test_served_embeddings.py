@@ -46,7 +46,7 @@ def sent(model):
 def test_sparse_gradients_send_only_used_rows(optimizer):
     """64 keys a batch, of a table that is split over two servers."""
     alone = embedded(None, optimizer)
-    with served() as (strategy,):
+    with served(servers=2) as (strategy,):
         model = embedded(strategy, optimizer)
         fit(model, KEYS[:8], y=TARGETS[:8], batch_size=8, epochs=1)
         before = sent(model)
@@ -102,7 +102,7 @@ def test_tied_embedding_trains_as_one_process_does():
 
 
 def test_lazy_updates_send_rows_of_any_optimizer():
-    with served(is_lazy=True) as (strategy,):
+    with served(servers=2, is_lazy=True) as (strategy,):
         model = embedded(strategy, lambda: keras.optimizers.Adam(0.01))
         fit(model, KEYS[:8], y=TARGETS[:8], batch_size=8, epochs=1)
         before, losses = sent(model), fit(model, KEYS, y=TARGETS, batch_size=8, epochs=3).history["loss"]

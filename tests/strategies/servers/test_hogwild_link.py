@@ -24,7 +24,7 @@ ROWS = 500
 def test_one_worker_trains_as_keras_does(name):
     options = OPTIONS.get(name, {})
     alone = model_in(**options)
-    with served(pushes=Hogwild()) as (strategy,):
+    with served(servers=2, pushes=Hogwild()) as (strategy,):
         model = model_in(strategy, **options)
         for each_model in (alone, model):
             if name == "constraint":
@@ -55,7 +55,7 @@ def test_embeddings_train_as_keras_does(name):
 
 
 def test_workers_add_to_one_memory():
-    with served(3, pushes=Hogwild()) as strategies:
+    with served(3, servers=2, pushes=Hogwild()) as strategies:
         models = [linear_in(strategy) for strategy in strategies]
         fit_together(models, (5, 5, 2), (3, 5, 4))
         for model in models:

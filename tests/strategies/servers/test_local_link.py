@@ -28,7 +28,7 @@ def test_one_worker_trains_as_keras_does(name, steps):
     """Three epochs of four batches; what is left after an epoch is pushed then."""
     options = OPTIONS.get(name, {})
     alone = model_in(**options)
-    with served(pushes=LocalSteps(steps)) as (strategy,):
+    with served(servers=2, pushes=LocalSteps(steps)) as (strategy,):
         model = model_in(strategy, **options)
         for each_model in (alone, model):
             if name == "constraint":
@@ -71,7 +71,7 @@ def fit_together(models, steps, batch_sizes):
 @pytest.mark.parametrize(("mode", "moved"), [(Asynchronous(), 12), (Synchronous(), 6)])
 def test_changes_of_workers_are_added_or_averaged_by_mode(mode, moved):
     """Two workers make 6 steps each; 4 and 2."""
-    with served(2, mode=mode, pushes=LocalSteps(4)) as strategies:
+    with served(2, servers=2, mode=mode, pushes=LocalSteps(4)) as strategies:
         models = [linear_in(strategy) for strategy in strategies]
         fit_together(models, (6, 6), (4, 4))
         for model in models:
@@ -108,7 +108,7 @@ def elastic(rate, moves):
 
 
 def test_elastic_averaging_follows_formula_and_saves_servers_copy(tmp_path):
-    with served(pushes=ElasticAveraging(steps=2, rate=0.25)) as (strategy,):
+    with served(servers=2, pushes=ElasticAveraging(steps=2, rate=0.25)) as (strategy,):
         model = linear_in(strategy)
         model.fit(np.ones((8, 1)), np.ones((8, 1)), batch_size=1, epochs=2, verbose=0)
         x, c = elastic(0.25, 8)

@@ -18,7 +18,7 @@ BYTES = (4 * 8 + 8 + 8 * 2 + 2) * 4
 def test_epoch_figures_count_updates_and_traffic(caplog, tmp_path):
     """Two epochs of four steps of one worker; what it is given at the start of an epoch is sent, too."""
     caplog.set_level(logging.INFO, "tfdist")
-    with served() as (strategy,):
+    with served(servers=2) as (strategy,):
         model, report = model_in(strategy), Communication(str(tmp_path))
         fit(model, epochs=2, callbacks=[report])
     assert report.history["updates"] == [4, 4]

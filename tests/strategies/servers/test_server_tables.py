@@ -81,8 +81,7 @@ def made(strategy=None, optimizer="sgd", **compiled):
             keras.layers.Input((4,), dtype="int64"),
             DynamicEmbedding(DIM, INITIAL, name="rows"),
             keras.layers.Flatten(),
-            keras.layers.Dense(5, "tanh", kernel_initializer=keras.initializers.GlorotUniform(1)),
-            keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2)),
+            keras.layers.Dense(1, "tanh", kernel_initializer=keras.initializers.GlorotUniform(1)),
         ]
         model = keras.Sequential(layers)
         model.compile(optimizer() if callable(optimizer) else optimizer, "mse", **compiled)
@@ -147,7 +146,7 @@ def test_a_rank_without_samples_touches_no_rows(ranks):
 def test_saved_rows_are_loaded_before_any_rank_goes_on(ranks, tmp_path):
     def work(strategy):
         model = made(strategy, "adam")
-        trained(model, epochs=1)
+        model.fit(X, Y, batch_size=5, shuffle=False, verbose=0)
         model.save(tmp_path / "model.keras")
         before = model.predict(X, verbose=0)
         with strategy.scope():

@@ -37,7 +37,7 @@ def end(evaluator):
 
 @pytest.mark.parametrize("pushes", [None, LocalSteps(2), sweep(ElasticAveraging(2)), sweep(Hogwild())])
 def test_evaluator_reads_weights_trained_by_worker(pushes):
-    with beside(pushes=pushes) as (strategy, evaluator):
+    with beside(servers=2, pushes=pushes) as (strategy, evaluator):
         model, copy = model_in(strategy), model_in(evaluator)
         for _ in range(2):
             fit(model, epochs=1)
