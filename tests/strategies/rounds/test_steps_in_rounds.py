@@ -56,6 +56,29 @@ def test_weights_are_exchanged_when_it_is_their_turn(ranks, in_graph, delay):
         assert (first, second) == ([1, 2, 6, 7, 8, 10], [3, 6, 6, 9, 12, 10])
 
 
+def test_a_function_that_makes_the_counters_is_traced_once(ranks):
+    """If it had made variables by its own creator, TensorFlow would trace it once more."""
+
+    def work(group):
+        strategy, made, traces = RankedLocal(group), [], []
+        with strategy.scope():
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer.build([keras.Variable(np.zeros(2), name="weights")])
+
+        @tf.function
+        def step():
+            traces.append("traced")
+            if not made:
+                made.append(StepsInRounds(optimizer, 0, LocalSGD(group, Settings(Every(3), Averaging), None, ""), []))
+            made[0].take(4)
+
+        with strategy.scope():
+            step()
+        return len(traces)
+
+    assert ranks(1)(work) == [1]
+
+
 def test_values_that_are_assigned_are_the_new_beginning(ranks):
     def work(group):
         strategy = RankedLocal(group)

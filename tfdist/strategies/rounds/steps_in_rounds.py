@@ -288,7 +288,9 @@ def _rate(optimizer: Any) -> Any:
 
 
 def _counter(name: str) -> tf.Variable:
-    return tf.Variable(0, dtype=tf.int64, trainable=False, name=f"tfdist_{name}")
+    # Not by the creator of a `tf.function` that is traced for the first time, which would be traced once more then.
+    zero = tf.constant(0, tf.int64)
+    return private.new_variable(None, initial_value=zero, trainable=False, name=f"tfdist_{name}")
 
 
 def read(variables: Sequence[Any]) -> list[tf.Tensor]:
