@@ -50,6 +50,36 @@ def test_shapes_are_computed_without_gathering(ranks):
     assert ranks(2)(work) == [(None, 3), None]
 
 
+class OfMyOwn(keras.callbacks.EarlyStopping):
+    """May look at the weights that it keeps."""
+
+
+@pytest.mark.parametrize("kind", [keras.callbacks.EarlyStopping, OfMyOwn])
+def test_early_stopping_keeps_parts_and_sends_nothing(ranks, kind):
+    def work(group):
+        strategy = RankedShards(group, WeightRowsExtended)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        model.set_weights([np.arange(12.0).reshape(4, 3), np.arange(3.0)])
+        stopping = kind("loss", patience=1, restore_best_weights=True)
+        stopping.set_model(model)
+        stopping.on_train_begin()
+        before = group.engine.statistics.collectives
+        stopping.on_epoch_end(0, {"loss": 1.0})
+        model.set_weights([np.zeros((4, 3)), np.zeros(3)])
+        stopping.on_epoch_end(1, {"loss": 2.0})
+        stopping.on_train_end()
+        sends = group.engine.statistics.collectives > before
+        return sends, [value.shape for value in stopping.best_weights], model.get_weights()
+
+    for rank, (sends, shapes, restored) in enumerate(ranks(2)(work)):
+        is_keras = kind is keras.callbacks.EarlyStopping
+        assert sends is not is_keras
+        assert shapes == ([(2, 3), (1 + rank,)] if is_keras else [(4, 3), (3,)])
+        for value, expected in zip(restored, (np.arange(12.0).reshape(4, 3), np.arange(3.0)), strict=True):
+            np.testing.assert_array_equal(value, expected)
+
+
 def test_export_is_refused(ranks, tmp_path):
     def work(group):
         strategy = RankedShards(group, WeightRowsExtended)

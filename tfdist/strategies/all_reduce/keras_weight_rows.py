@@ -4,6 +4,7 @@
 |---|---|
 | `Layer.add_weight`, initial values | such a weight is made whole, cut, and dropped |
 | `Operation.__call__` | a layer has its weights whole while it is called |
+| `EarlyStopping` | each process keeps the best values of its own parts |
 | `export` | what is exported would read weights of other processes |
 """
 
@@ -71,6 +72,8 @@ def install() -> None:
     replace(tf_core.Variable, "_initialize_with_initializer", _cut)
     replace(tf_core.Variable, "_deferred_initialize", _left_after_all)
     replace(operation.Operation, "__call__", _with_whole_weights)
+    for name in ("on_epoch_end", "on_train_end"):
+        replace(keras.callbacks.EarlyStopping, name, _of_own_parts)
 
 
 class InRows(keras_hooks.ModelHooks[KeepsRows]):
@@ -157,6 +160,19 @@ def _with_whole_weights(original: Callable[..., Any]) -> Callable[..., Any]:
             return finished(original(self, *args, **kwargs))
 
     return __call__
+
+
+def _of_own_parts(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has Keras's callback keep and restore parts; one of another class may look at the whole weights that it keeps."""
+
+    def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_keras = type(self) is keras.callbacks.EarlyStopping
+        if not is_keras or current_strategy.of_model(self.model, KeepsRows) is None:
+            return original(self, *args, **kwargs)
+        with weight_rows.only_parts(self.model.weights):
+            return original(self, *args, **kwargs)
+
+    return hook
 
 
 def _only_computes_shapes(*arguments: Any) -> bool:

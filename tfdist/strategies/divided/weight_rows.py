@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -111,6 +112,16 @@ def of(variable: Any) -> WeightRows | None:
         variable: a variable of Keras or TensorFlow.
     """
     return getattr(variable, _ROWS, None)
+
+
+def only_parts(variables: Iterable[Any]) -> AbstractContextManager[None]:
+    """Returns a context in which weights are only this process's rows: reading and assigning them sends nothing.
+
+    Args:
+        variables: variables of Keras; those of which the process has all stay as they are.
+    """
+    kept = [found for variable in variables if (found := of(variable)) is not None]
+    return described_variables.standing_in([(rows.variable, rows.index, rows.part) for rows in kept])
 
 
 def is_part(gradient: Any, variable: Any) -> bool:

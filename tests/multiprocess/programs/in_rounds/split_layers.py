@@ -3,6 +3,7 @@
 On two processes all layers are split over both; on four, over two pairs, whose parts are copies.
 """
 
+import functools
 import os
 import sys
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import assert_close
+from common import assert_close, best_parts_are_restored
 from interrupting import Interrupts
 
 import tfdist
@@ -240,7 +241,7 @@ def loops():
 
 
 def files():
-    """Files are those of plain Keras, both ways, and training goes on; a `.keras` file has split layers."""
+    """Files are plain Keras's, both ways; training goes on, and stops early. A `.keras` file has split layers."""
     path = os.path.join(FOLDER, f"model-{size}.keras")
     made = strategy()
     model = compiled(pair, keras.optimizers.Adam, made)
@@ -260,6 +261,7 @@ def files():
     weights = model.get_weights()
     for each in (loaded, alone, plain, other):
         assert_close(each, weights)
+    best_parts_are_restored(model, plain, functools.partial(fit, x=X))
 
 
 def restarted():

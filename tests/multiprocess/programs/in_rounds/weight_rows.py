@@ -3,6 +3,7 @@
 Weights of any size are cut here, also biases: all those with a row for each process.
 """
 
+import functools
 import os
 import sys
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import assert_close
+from common import assert_close, best_parts_are_restored
 from interrupting import Interrupts
 
 import tfdist
@@ -220,7 +221,7 @@ def loops():
 
 
 def files():
-    """Files are those of plain Keras, both ways, also on another number of processes, and training goes on."""
+    """Files are plain Keras's, both ways, also on another number of processes; training goes on, and stops early."""
     path = os.path.join(FOLDER, f"model-{size}.keras")
     made = strategy()
     model = compiled(dense, keras.optimizers.Adam, made)
@@ -241,6 +242,7 @@ def files():
     assert_close(plain, weights)
     fit(other, X, 1)
     assert_close(other, weights)
+    best_parts_are_restored(model, plain, functools.partial(fit, x=X))
 
 
 def restarted():
