@@ -1,8 +1,9 @@
 """Steps and memory of `AllReduceStrategy`: whole, with a divided optimizer, and with divided weights.
 
 Two models are trained with Adam, in alternating rounds: a perceptron of layers of equal sizes, and one of which a
-single layer has most weights. Printed are milliseconds of a step, and the memory that making the model and `fit` add to
-a process at its highest (anonymous and shared), of the process with most; and their ratios to those without ``shard=``.
+single layer has most weights. Printed are milliseconds of a step, megabytes that a process sends in a step, and the
+memory that making the model and `fit` add to a process at its highest (anonymous and shared), of the process with most;
+and their ratios to those without ``shard=``.
 
     python benchmarks/sharded.py
     python benchmarks/sharded.py --processes 4 --width 2048
@@ -19,7 +20,12 @@ import side_by_side
 
 BATCH, LAYERS = 64, 12
 PEERS = {"torch DDP": "ddp", "torch fully_shard": "fully_shard"}
-KINDS = {"whole": None, "shard='optimizer'": "optimizer", "shard='weights'": "weights"}
+KINDS = {
+    "whole": {},
+    "shard='optimizer'": {"shard": "optimizer"},
+    "shard='weights'": {"shard": "weights"},
+    "gather='model'": {"shard": "weights", "gather": "model"},
+}
 
 
 def models(width):
@@ -34,7 +40,7 @@ def models(width):
     }
 
 
-def measure(shard, width, steps):
+def measure(arguments, width, steps):
     import keras
     import numpy as np
     import tensorflow as tf
@@ -42,10 +48,10 @@ def measure(shard, width, steps):
     import tfdist
 
     tfdist.init()
-    strategy = tfdist.AllReduceStrategy(shard=shard)
+    strategy = tfdist.AllReduceStrategy(**arguments)
     x = np.random.default_rng(0).normal(size=(BATCH * steps, width)).astype("float32")
     y = np.random.default_rng(1).integers(0, 10, len(x))
-    figures = {"processes": strategy.size}
+    figures = {}
     for name in models(1):
         before = memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten
@@ -54,14 +60,16 @@ def measure(shard, width, steps):
             model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         model.fit(x, y, batch_size=BATCH, verbose=0)
         added = memory("VmHWM") - before
-        seconds = []
+        seconds, sent = [], strategy.communication()["bytes"]
         for _ in range(3):
             begun = time.perf_counter()
             model.fit(x, y, batch_size=BATCH, verbose=0)
             seconds.append(time.perf_counter() - begun)
+        sent = (strategy.communication()["bytes"] - sent) / 3 / steps
         most = tfdist.all_reduce(tf.constant(float(added)), op="max")
         weights = model.count_params() * 4 / 1e6
         figures[f"{name} ({weights:.0f} MB): ms a step"] = 1e3 * statistics.median(seconds) / steps
+        figures[f"{name} ({weights:.0f} MB): MB sent in a step"] = sent / 1e6
         figures[f"{name} ({weights:.0f} MB): MB of memory"] = float(most) / 1e6
         del model
         keras.backend.clear_session()
@@ -96,20 +104,8 @@ def main():
             else:
                 command = [__file__, "--kind", who, *sizes]
                 rounds.append(side_by_side.measure(command, options.processes, way="tfdist"))
-    rows = []
-    for name in figures["whole"][0]:
-        if name == "processes":
-            continue
-        rows.append(
-            (name, {who: statistics.median(reading[name] for reading in rounds) for who, rounds in figures.items()})
-        )
-        for who in list(figures)[1:]:
-            base = "torch DDP" if who == "torch fully_shard" else "whole"
-            pairs = zip(figures[base], figures[who], strict=True)
-            ratios = [divided[name] / whole[name] for whole, divided in pairs]
-            spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            print(f"{name}, {who} : {base}: {spread}", file=sys.stderr)
-    side_by_side.table(rows, list(figures), f"{options.processes} processes, medians of {options.rounds} rounds")
+    title = f"{options.processes} processes, medians of {options.rounds} rounds"
+    side_by_side.compare(figures, lambda who: "torch DDP" if who == "torch fully_shard" else "whole", title)
     side_by_side.save(options.json, figures)
 
 

@@ -111,6 +111,27 @@ def table(rows, columns, title):
         print(f"{name:<{width}}", *cells)
 
 
+def compare(figures, base_of, title):
+    """Prints medians as a table, and the ratios of each way to its base, with their range.
+
+    Args:
+        figures: by way, the readings of each round: figures by name. A way may lack some.
+        base_of: returns the way that another one is compared with; the way itself for none.
+        title: what the table is of.
+    """
+    rows = []
+    for name in next(iter(figures.values()))[0]:
+        have = {who: [reading[name] for reading in rounds] for who, rounds in figures.items() if name in rounds[0]}
+        rows.append((name, {who: statistics.median(readings) for who, readings in have.items()}))
+        for who, readings in have.items():
+            base = base_of(who)
+            if base != who:
+                ratios = [one / other for one, other in zip(readings, have[base], strict=True)]
+                spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                print(f"{name}, {who} : {base}: {spread}", file=sys.stderr)
+    table(rows, list(figures), title)
+
+
 def median_and_spread(values):
     return statistics.median(values), min(values), max(values)
 

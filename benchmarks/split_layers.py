@@ -93,20 +93,8 @@ def main():
                 rounds.append(side_by_side.measure(command, options.processes, python=options.torch_python))
             else:
                 rounds.append(side_by_side.measure([__file__, "--kind", who, *sizes], options.processes, way="tfdist"))
-    rows = []
-    for name in figures["whole"][0]:
-        values = {
-            who: statistics.median(reading[name] for reading in rounds)
-            for who, rounds in figures.items()
-            if name in rounds[0]
-        }
-        rows.append((name, values))
-        for who in list(values)[1:] if name != "MB of weights" else ():
-            base = "torch DDP" if who == "torch split" else "whole"
-            ratios = [one[name] / other[name] for one, other in zip(figures[who], figures[base], strict=True)]
-            spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            print(f"{name}, {who} : {base}: {spread}", file=sys.stderr)
-    side_by_side.table(rows, list(figures), f"{options.processes} processes, medians of {options.rounds} rounds")
+    title = f"{options.processes} processes, medians of {options.rounds} rounds"
+    side_by_side.compare(figures, lambda who: "torch DDP" if who in PEERS else "whole", title)
     side_by_side.save(options.json, figures)
 
 

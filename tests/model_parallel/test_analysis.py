@@ -92,6 +92,8 @@ def test_weights_in_rows_are_counted_beside_the_calls():
     analysis = analyze(model, 4, shard="weights", processes=2)
     assert analysis.footprint.in_rows == 4 * 8 << 14
     assert "Large weights and the optimizer are divided. Its variables" in " ".join(str(analysis).split())
+    at_once = analyze(model, 4, shard="weights", gather="model", processes=2).footprint
+    assert analysis.footprint.sent - at_once.sent == analysis.footprint.in_rows // 2
 
 
 def test_a_divided_optimizer_is_counted_beside_the_calls():
@@ -103,6 +105,7 @@ def test_a_divided_optimizer_is_counted_beside_the_calls():
     assert analyze(model).footprint is None
     for arguments, message in (
         ({"shard": "all"}, "None, 'optimizer' or 'weights'; got 'all'"),
+        ({"gather": "all"}, "'layer' or 'model'; got 'all'"),
         ({"processes": 1}, "at least 2; got 1"),
     ):
         with pytest.raises(ValueError, match=message):

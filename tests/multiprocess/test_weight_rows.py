@@ -10,12 +10,11 @@ pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "in_rounds" / "weight_rows.py")
 CHECKS = ["models", "optimizers", "loops", "files", "restarted", "read", "refused"]
+MORE = ["convolutions", "accumulated", "ways", "optimizers_exchanged"]
+AT_ONCE = ["models_at_once", "loops_at_once", "ways_at_once"]
 
 
-MORE = ["convolutions", "accumulated", "ways"]
-
-
-@checks({2: [*CHECKS, *map(sweep, MORE)], 3: [*map(sweep, CHECKS)]})
+@checks({2: [*CHECKS, *map(sweep, (*MORE, *AT_ONCE))], 3: [*map(sweep, CHECKS)]})
 def test_weights_in_rows_train_as_plain_keras(size, check, passes):
     passes(size, check)
 

@@ -90,7 +90,9 @@ class Analysis(CallGraph):
         draw(self, path)
 
 
-def analyze(model: Any, batch_size: int = 1, *, shard: str | None = None, processes: int = 2) -> Analysis:
+def analyze(
+    model: Any, batch_size: int = 1, *, shard: str | None = None, gather: str = "layer", processes: int = 2
+) -> Analysis:
     """Counts what each call of a model computes and keeps.
 
     Floating-point operations are those of the forward pass, counted by `tfdist.model_parallel.flops` in TensorFlow's
@@ -102,6 +104,7 @@ def analyze(model: Any, batch_size: int = 1, *, shard: str | None = None, proces
         batch_size: number of samples of a batch.
         shard: ``"optimizer"`` and ``"weights"`` also count what each process keeps and sends under
             `tfdist.AllReduceStrategy` with that ``shard``. The model is compiled; nothing is trained or allocated.
+        gather: ``"layer"`` or ``"model"``, as for `tfdist.AllReduceStrategy`; for ``shard="weights"``.
         processes: number of processes, for ``shard``; at least 2.
 
     Returns:
@@ -113,10 +116,12 @@ def analyze(model: Any, batch_size: int = 1, *, shard: str | None = None, proces
     """
     if shard not in (None, "optimizer", "weights"):
         raise ValueError(f"tfdist.analyze: shard must be None, 'optimizer' or 'weights'; got {shard!r}")
+    if gather not in ("layer", "model"):
+        raise ValueError(f"tfdist.analyze: gather must be 'layer' or 'model'; got {gather!r}")
     if not isinstance(processes, int) or processes < 2:
         raise ValueError(f"tfdist.analyze: processes must be an integer of at least 2; got {processes!r}")
     analysis = analysis_of(ModelCalls(model), batch_size)
-    footprint = planned(model, processes, shard == "weights") if shard else None
+    footprint = planned(model, processes, shard == "weights", gather == "model") if shard else None
     return Analysis(list(analysis.calls), batch_size, footprint)
 
 

@@ -1,8 +1,11 @@
 """Seams for weights in rows; `tests/multiprocess/test_weight_rows.py` trains whole models."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.strategies.ranked import RankedShards
 from tfdist.strategies.all_reduce.weight_rows_extended import WeightRowsExtended
@@ -48,6 +51,33 @@ def test_shapes_are_computed_without_gathering(ranks):
         return layer(keras.Input((4,))).shape if group.rank == 0 else None
 
     assert ranks(2)(work) == [(None, 3), None]
+
+
+@pytest.mark.parametrize(("gather", "gathers"), [("layer", 4), ("model", 1)])
+def test_a_step_gathers_each_layer_twice_or_the_model_once(ranks, gather, gathers):
+    """Gradients are summed layer by layer, the last one first."""
+
+    def work(group):
+        strategy = RankedShards(group, functools.partial(WeightRowsExtended, gather=gather))
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(2)])
+        weights, gathered, summed = strategy.extended.weights, [], []
+        whole, sums = weights._gather, weights._sums
+        weights._gather = lambda given: gathered.append(len(given)) or whole(given)
+        weights._sums = lambda gradients, given: summed.append(given[0].spec.shape) or sums(gradients, given)
+
+        @tf.function
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(tf.ones([1, 4])))
+            return tape.gradient(loss, model.trainable_weights)
+
+        step()
+        return gathered, summed
+
+    for gathered, summed in ranks(2)(work):
+        assert gathered == [4 if gather == "model" else 2] * gathers
+        assert summed == [(3, 2), (4, 3)]
 
 
 class OfMyOwn(keras.callbacks.EarlyStopping):

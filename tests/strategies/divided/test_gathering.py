@@ -38,7 +38,7 @@ class Counted(Collectives):
 def gradients_of(weight, x):
     """Gradients of a product with a weight, in the call of a layer."""
     with tf.GradientTape() as tape:
-        with gathering.within(), gathering.calling([weight], [x]) as finished:
+        with gathering.within(), gathering.calling([[weight]], [x]) as finished:
             whole = weight.collectives.read(weight)
             assert weight.collectives.read(weight) is whole
             outputs = finished(tf.tanh(tf.matmul(x, whole)))
@@ -92,7 +92,7 @@ def test_a_weight_that_is_assigned_before_the_backward_pass_is_kept():
     @tf.function
     def step():
         with tf.GradientTape() as tape:
-            with gathering.within(), gathering.calling([weight], [x]) as finished:
+            with gathering.within(), gathering.calling([[weight]], [x]) as finished:
                 outputs = finished(tf.matmul(x, collectives.read(weight)))
             loss = tf.reduce_sum(outputs)
         weight.copy.assign(tf.zeros([2, 3]))
@@ -110,7 +110,7 @@ def test_losses_find_the_logits_that_a_layer_keeps(activation):
 
     @tf.function
     def step(gathers):
-        with gathering.within(), gathering.calling([weight] if gathers else [], [x]) as finished:
+        with gathering.within(), gathering.calling([[weight]] if gathers else [], [x]) as finished:
             logits = tf.matmul(x, weight.collectives.read(weight))
             outputs = finished(keras.activations.get(activation)(logits))
         assert hasattr(outputs, "_keras_logits") == (activation is not None)

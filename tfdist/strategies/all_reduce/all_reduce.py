@@ -104,10 +104,14 @@ class AllReduceStrategy(Processes):
             sums of some gradients, updates those weights, and sends them to the others; results are the same, and the
             traffic is that of an all-reduce. Large weights are cut by rows if the optimizer updates each element apart;
             the others are dealt whole, the largest first. ``"weights"`` divides large weights and their gradients, too
-            (ZeRO-3): a layer gathers its weights when it is called, and again in its backward pass, which takes half
-            as much traffic again. All processes then call `save`, `save_weights` and the like, and with ``"weights"``
-            whatever reads weights; files are the same as without. By default each process has all variables. For one
-            device in each process, without compression and ``delay``.
+            (ZeRO-3): they are gathered when they are used, as ``gather`` says. All processes then call `save`,
+            `save_weights` and the like, and with ``"weights"`` whatever reads weights; files are the same as without.
+            By default each process has all variables. For one device in each process, without compression and
+            ``delay``.
+        gather: when weights in parts are gathered (``shard="weights"``). ``"layer"``: by each layer when it is called,
+            and again in its backward pass, so a process has those of about two layers at a time, and sends half as much
+            again as with an all-reduce. ``"model"``: those of the whole model when it is called, once; a process has
+            them until the backward pass, and sends what an all-reduce sends.
         mesh: the processes as a `tfdist.Mesh`, over an axis of which layers of `tfdist.layers` are split, such as
             `tfdist.layers.ColumnParallelDense`: each process keeps a part of such a layer's weights and of the
             optimizer's variables for them, and computes that part for the rows of all processes along the axis. The
@@ -119,8 +123,9 @@ class AllReduceStrategy(Processes):
         TypeError: ``compression`` is not a method, a schedule or a policy; ``group`` is not a `tfdist.Group`; or
             ``mesh`` is not a `tfdist.Mesh`.
         ValueError: a device does not exist, or is named twice; there is no such algorithm; ``delay`` is not 0 or 1;
-            ``shard`` is not None, ``"optimizer"`` or ``"weights"``; the mesh has another number of processes; or one of
-            the three is given with what it does not work with.
+            ``shard`` is not None, ``"optimizer"`` or ``"weights"``; ``gather`` is not ``"layer"`` or ``"model"``, or is
+            given without ``shard="weights"``; the mesh has another number of processes; or ``algorithm``, ``delay``,
+            ``shard`` or ``mesh`` is given with what it does not work with.
         RuntimeError: TensorFlow already uses GPUs that other processes should get, or has run an operation before its
             collectives are set up; or the machine has TPUs and no GPU, and ``devices`` is not given.
         CalibrationError: `TFDIST_CALIBRATION` names a file that was made on another machine.
@@ -144,11 +149,13 @@ class AllReduceStrategy(Processes):
         delay: int = 0,
         float32_sums: bool = False,
         shard: str | None = None,
+        gather: str = "layer",
         mesh: Mesh | None = None,
     ) -> None:
         algorithms.check(algorithm, more=(_TENSORFLOW,))
         is_by_tensorflow = algorithm == _TENSORFLOW
-        _check_parts(shard, mesh, compression, delay, is_by_tensorflow)
+        _check_parts(shard, gather, mesh)
+        _check_together(shard, mesh, compression, delay, is_by_tensorflow)
         if not isinstance(delay, int) or delay not in (0, 1):
             raise ValueError(f"AllReduceStrategy(delay=…) must be 0 or 1 steps; got {delay!r}")
         policy.as_policy(compression)  # raises its errors before waiting for other processes
@@ -179,6 +186,8 @@ class AllReduceStrategy(Processes):
         made: Any = _SHARDED[shard] if shard else DelayedExtended if delay else AllReduceExtended
         if mesh is not None:
             made = functools.partial(MeshExtended, mesh, shard)
+        if gather != "layer":
+            made = functools.partial(made, gather=gather)
         super().__init__(made(self, engine_group, chosen, *options))
 
     def settle(self, model: keras.Model) -> None:
@@ -199,11 +208,20 @@ _SHARDED = {"optimizer": ShardedExtended, "weights": WeightRowsExtended}
 """Classes by the argument ``shard``."""
 
 
-def _check_parts(shard: str | None, mesh: Mesh | None, compression: object, delay: int, is_by_tensorflow: bool) -> None:
+def _check_parts(shard: str | None, gather: str, mesh: Mesh | None) -> None:
     if shard is not None and shard not in _SHARDED:
         raise ValueError(f"AllReduceStrategy(shard=…) must be None, 'optimizer' or 'weights'; got {shard!r}")
+    if gather not in ("layer", "model"):
+        raise ValueError(f"AllReduceStrategy(gather=…) must be 'layer' or 'model'; got {gather!r}")
+    if gather == "model" and shard != "weights":
+        raise ValueError(f"AllReduceStrategy(gather='model') needs shard='weights'; got shard={shard!r}")
     if mesh is not None and not isinstance(mesh, Mesh):
         raise TypeError(f"AllReduceStrategy(mesh=…) must be a tfdist.Mesh, such as Mesh(data=2, model=2); got {mesh!r}")
+
+
+def _check_together(
+    shard: str | None, mesh: Mesh | None, compression: object, delay: int, is_by_tensorflow: bool
+) -> None:
     divides = f"shard={shard!r}" if shard else f"mesh={mesh}" if mesh else None
     late = "delay=1" if delay else None
     for one, other in (

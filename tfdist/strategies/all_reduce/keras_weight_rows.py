@@ -156,7 +156,10 @@ def _with_whole_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(self, keras.layers.Layer) or _only_computes_shapes(args, kwargs):
             return original(self, *args, **kwargs)
-        with gathering.within(), gathering.calling(_weights_of(self), (args, kwargs)) as finished:
+        with (
+            gathering.within() as is_outermost,
+            gathering.calling(_groups_of(self, is_outermost), (args, kwargs)) as finished,
+        ):
             return finished(original(self, *args, **kwargs))
 
     return __call__
@@ -180,9 +183,24 @@ def _only_computes_shapes(*arguments: Any) -> bool:
     return symbolic_scope.in_symbolic_scope() or any(given)
 
 
-def _weights_of(of: Any) -> list[WeightRows]:
-    """Returns the weights of a layer of which this process keeps some rows, without those of layers in it."""
-    layers = models.layers_of(of) if isinstance(of, _LOOPS) else [of]
+def _groups_of(of: Any, is_outermost: bool) -> list[list[WeightRows]]:
+    """Returns the weights to gather for a call of a layer, of which this process keeps some rows.
+
+    Those of layers in it are gathered with its own if it calls them in loops, or if those of a whole model are gathered
+    at once; each layer's gradients are summed apart then.
+
+    Args:
+        of: the layer.
+        is_outermost: whether its call is not within that of another layer.
+    """
+    if is_outermost:
+        groups = [_rows_of([part]) for part in models.layers_of(of)]
+        if any(kept.collectives.at_once for group in groups for kept in group):
+            return groups
+    return [_rows_of(models.layers_of(of) if isinstance(of, _LOOPS) else [of])]
+
+
+def _rows_of(layers: list[Any]) -> list[WeightRows]:
     variables = (variable for part in layers for variable in models.own_variables(part))
     found = [kept for variable in variables if (kept := weight_rows.of(variable)) is not None]
     return [kept for kept in found if kept.collectives.gathers_for_calls]

@@ -29,17 +29,24 @@ class MeshExtended(WeightRowsExtended):
         strategy: the strategy that this is the `extended` of.
         group: the processes that train together.
         arguments: further ones of `AllReduceExtended`.
+        gather: as in `AllReduceStrategy`.
     """
 
     def __init__(
-        self, mesh: Mesh, shard: str | None, strategy: tf.distribute.Strategy, group: ProcessGroup, *arguments: Any
+        self,
+        mesh: Mesh,
+        shard: str | None,
+        strategy: tf.distribute.Strategy,
+        group: ProcessGroup,
+        *arguments: Any,
+        gather: str = "layer",
     ) -> None:
         mesh.check_size(group.size)
         self.more = f", mesh={mesh}, shard={shard!r}"
         self._mesh = mesh
         self._shard = shard
         self._axes: dict[str, SplitAxis] = {}
-        super().__init__(strategy, group, *arguments)
+        super().__init__(strategy, group, *arguments, gather=gather)
         if shard != "weights":
             self.divides = lambda _: False
 

@@ -48,6 +48,8 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
     """An `AllReduceExtended` with one device, whose processes each update the variables that are dealt to them."""
 
     more = ", shard='optimizer'"
+    gathers_at_once = False
+    """Whether the weights of which each process keeps some rows are gathered all at once, and once in a step."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -177,4 +179,4 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
                 optimizer.name,
             )
             return
-        notice("tfdist: the optimizer %s is divided. %s", optimizer.name, footprint_of(dealing))
+        notice("tfdist: the optimizer %s is divided. %s", optimizer.name, footprint_of(dealing, self.gathers_at_once))

@@ -20,17 +20,24 @@ from tfdist.strategies.divided.weight_rows import WeightRows
 class WeightRowsExtended(ShardedExtended, KeepsRows):
     """A `ShardedExtended` whose processes each keep some rows of each large weight, and gather them in each step.
 
+    Args:
+        arguments: those of `AllReduceExtended`.
+        gather: ``"layer"`` or ``"model"``, as in `AllReduceStrategy`.
+
     Attributes:
         divides: function that tells whether a weight is cut; by default large ones are.
     """
 
     more = ", shard='weights'"
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, gather: str = "layer") -> None:
+        if gather != "layer":
+            self.more += f", gather={gather!r}"
         super().__init__(*arguments)
         self.divides: Callable[[Any], bool] = weight_rows.is_large
         keras_weight_rows.install()
-        self.weights = Collectives(self._gathered, self._sums)
+        self.gathers_at_once = gather == "model"
+        self.weights = Collectives(self._gathered, self._sums, self.gathers_at_once)
 
     def parts_of_new(self, variable: Any, split: Split | None) -> tuple[Ownership, Collectives] | None:
         """Returns the rows of a new weight that each process keeps, and the weight's collectives; see `KeepsRows`."""

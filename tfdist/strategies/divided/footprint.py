@@ -21,43 +21,49 @@ class Footprint:
         slots: by rank, bytes of the variables that the optimizer keeps there for weights.
         sent: bytes that a process sends in a step with dense gradients, at most.
         in_rows: bytes of the weights of which each process has some rows, all together.
+        at_once: whether a process gathers all of those for a step; otherwise it has those of about two layers at a
+            time.
     """
 
     weights: int
     slots: tuple[int, ...]
     sent: int
     in_rows: int = 0
+    at_once: bool = False
 
     def __str__(self) -> str:
         own = "at most " if self.in_rows else ""
+        whole = f" {_mb(self.in_rows)} of weights are whole from the forward to the backward pass." * self.at_once
         return (
             f"Its variables for weights take {_mb(sum(self.slots))} in all, and at most {_mb(max(self.slots))} in each "
             f"of {len(self.slots)} processes. Each process has weights and gradients of {own}{_mb(self.weights)} each, "
-            f"and sends up to {_mb(self.sent)} in a step."
+            f"and sends up to {_mb(self.sent)} in a step.{whole}"
         )
 
 
-def footprint_of(dealing: Dealing) -> Footprint:
+def footprint_of(dealing: Dealing, at_once: bool = False) -> Footprint:
     """Returns what a divided optimizer takes.
 
     Args:
         dealing: how its variables are dealt; all slots are known.
+        at_once: whether weights of which each process has some rows are gathered once in a step, and not twice.
     """
     slots = dealing.nbytes(dealing.slots)
     in_rows = dealing.nbytes(filter(dealing.is_in_rows, dealing.updated))
     whole = dealing.nbytes(variable for variable in dealing.updated if not dealing.is_in_rows(variable))
     # In a ring, each process sends all parts but one: gradients and values; values twice, where layers gather them.
-    sent = 2 * (sum(whole) - min(whole)) + 3 * (sum(in_rows) - min(in_rows))
-    return Footprint(sum(whole) + max(in_rows), tuple(slots), sent, sum(in_rows))
+    sent = 2 * (sum(whole) - min(whole)) + (2 if at_once else 3) * (sum(in_rows) - min(in_rows))
+    return Footprint(sum(whole) + max(in_rows), tuple(slots), sent, sum(in_rows), at_once and any(in_rows))
 
 
-def planned(model: Any, processes: int, with_weights: bool = False) -> Footprint:
+def planned(model: Any, processes: int, with_weights: bool = False, at_once: bool = False) -> Footprint:
     """Returns what a model would take with its optimizer divided, without training it; allocates nothing.
 
     Args:
         model: a Keras model that is built, and compiled with an optimizer.
         processes: number of processes, at least 2.
         with_weights: whether large weights are kept in rows, too.
+        at_once: whether those are gathered all at once, and once in a step.
 
     Raises:
         ValueError: the model is not built, or has no optimizer; or an optimizer cannot be divided.
@@ -71,7 +77,7 @@ def planned(model: Any, processes: int, with_weights: bool = False) -> Footprint
         copy.build(model.trainable_variables)
     rows = _rows(model, processes) if with_weights else {}
     footprints = [
-        _planned(part, processes, rows)
+        _planned(part, processes, rows, at_once)
         for part in contained([copy])
         if len(contained([part])) == 1 and variables_of(part)
     ]
@@ -80,6 +86,7 @@ def planned(model: Any, processes: int, with_weights: bool = False) -> Footprint
         tuple(map(sum, zip(*(part.slots for part in footprints), strict=True))),
         sum(part.sent for part in footprints),
         sum(part.in_rows for part in footprints),
+        any(part.at_once for part in footprints),
     )
 
 
@@ -93,7 +100,7 @@ def _rows(model: Any, processes: int) -> dict[int, Ownership]:
     return {key: owner for key, owner in owners.items() if owner is not None}
 
 
-def _planned(optimizer: Any, processes: int, rows: Mapping[int, Ownership]) -> Footprint:
+def _planned(optimizer: Any, processes: int, rows: Mapping[int, Ownership], at_once: bool) -> Footprint:
     variables = variables_of(optimizer)
     own = {id(variable): rows[id(variable)] for variable in variables if id(variable) in rows}
     if own and not cuts(optimizer):
@@ -103,7 +110,7 @@ def _planned(optimizer: Any, processes: int, rows: Mapping[int, Ownership]) -> F
     if strays or not dealing.is_complete:
         why = f"its variable {strays[0].path} belongs to no weight" if strays else f"{processes} processes are too many"
         raise ValueError(f"the optimizer {optimizer.name} cannot be divided: {why}")
-    return footprint_of(dealing)
+    return footprint_of(dealing, at_once)
 
 
 def _mb(nbytes: int) -> str:

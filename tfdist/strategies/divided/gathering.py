@@ -8,6 +8,9 @@ TensorFlow runs an operation as soon as its inputs are there, so all weights wou
 the backward pass. Therefore a gather waits for activations, and what the tape has recorded to use the first tensor is
 redirected to the second one.
 
+Or the weights of all layers within the outermost call are gathered at once, and kept until the backward pass. Gradients
+are still summed for each layer apart, so that they are summed and freed as they become known.
+
 References:
     Rajbhandari et al., ZeRO: Memory optimizations toward training trillion parameter models, 2020.
     Zhao et al., PyTorch FSDP: experiences on scaling fully sharded data parallel, 2023.
@@ -16,6 +19,7 @@ References:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -57,14 +61,20 @@ class Collectives:
     Args:
         gather: returns whole weights, on all processes.
         sums: sums the gradients of whole weights over processes, of which each gets those of its rows.
+        at_once: whether the outermost call of a layer gathers the weights of all layers in it, once; otherwise each
+            layer gathers its own, and again in the backward pass.
+
+    Attributes:
+        at_once: as given.
     """
 
     gathers_for_calls = True
     """Whether the weights are gathered for a call of their layer, which otherwise computes with this process's part."""
 
-    def __init__(self, gather: Gather, sums: Sums) -> None:
+    def __init__(self, gather: Gather, sums: Sums, at_once: bool = False) -> None:
         self._gather = gather
         self._sums = sums
+        self.at_once = at_once
 
     def gather(self, weights: list[WeightRows], after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
         """Gathers weights; tapes do not record it.
@@ -76,8 +86,19 @@ class Collectives:
         with private.stop_recording(), tf.control_dependencies(after):
             return self._gather(weights)
 
-    def gathered(self, weights: list[WeightRows], after: Sequence[tf.Tensor] = ()) -> list[_Whole]:
-        """Gathers weights, whose gradients tapes record."""
+    def gathered(self, groups: Sequence[list[WeightRows]], after: Sequence[tf.Tensor] = ()) -> list[_Whole]:
+        """Gathers weights, whose gradients tapes record.
+
+        Args:
+            groups: the weights, in groups whose gradients are summed together.
+            after: tensors of the graph that the gather waits for.
+        """
+        values = iter(self.gather(list(itertools.chain(*groups)), after))
+        return [
+            whole for group in groups for whole in self._recorded(group, list(itertools.islice(values, len(group))))
+        ]
+
+    def _recorded(self, weights: list[WeightRows], values: list[tf.Tensor]) -> list[_Whole]:
         parts = [weight.copy.read_value() for weight in weights]
 
         def backward(*gradients: Any) -> list[Any]:
@@ -87,7 +108,7 @@ class Collectives:
             with private.stop_recording():
                 return self._sums(list(gradients), weights)
 
-        wholes = [_Whole(value) for value in private.with_gradient(self.gather(weights, after), parts, backward)]
+        wholes = [_Whole(value) for value in private.with_gradient(values, parts, backward)]
         return wholes
 
     def read(self, weight: WeightRows) -> tf.Tensor:
@@ -101,7 +122,7 @@ class Collectives:
             if value is not None:
                 return value
         with _building(_home()):
-            return self.gathered([weight])[0].value
+            return self.gathered([[weight]])[0].value
 
     def assign(self, weight: WeightRows, value: Any) -> None:
         """Assigns this process's rows of a value of a whole weight.
@@ -119,17 +140,17 @@ class _Call:
     """A call of a layer that is under way.
 
     Args:
-        weights: weights that the layer has, at least one.
-        after: tensors that the gather of its weights waits for.
+        groups: weights that are gathered for it, at least one, in groups whose gradients are summed together.
+        after: tensors that the gather of the weights waits for.
     """
 
-    def __init__(self, weights: list[WeightRows], after: Sequence[tf.Tensor]) -> None:
-        self._collectives = weights[0].collectives
-        self._weights = list(weights)
+    def __init__(self, groups: Sequence[list[WeightRows]], after: Sequence[tf.Tensor]) -> None:
+        self._weights = list(itertools.chain(*groups))
+        self._collectives = self._weights[0].collectives
         self._graph = _home()
         with _building(self._graph):
-            wholes = self._collectives.gathered(weights, after)
-        self._wholes = {id(weight): whole for weight, whole in zip(weights, wholes, strict=True)}
+            wholes = self._collectives.gathered(groups, after)
+        self._wholes = {id(weight): whole for weight, whole in zip(self._weights, wholes, strict=True)}
 
     def value(self, weight: WeightRows) -> tf.Tensor | None:
         """Returns a whole weight; None if it is not gathered for this call, or in another function's graph."""
@@ -142,8 +163,8 @@ class _Call:
             self._weights.remove(weight)
 
     def gathering_again(self, outputs: Any) -> Any:
-        """Returns the call's outputs, whose gradients have the weights gathered again first."""
-        if self._graph is None or self._graph is not _graph():
+        """Returns the call's outputs, whose gradients have the weights gathered again first, if they are to be."""
+        if self._collectives.at_once or self._graph is None or self._graph is not _graph():
             return outputs
         flat = tree.flatten(outputs)
         places = [
@@ -200,29 +221,32 @@ _thread = _Thread()
 
 
 @contextlib.contextmanager
-def within() -> Iterator[None]:
-    """Context of the call of any layer."""
-    if not _thread.depth:
+def within() -> Iterator[bool]:
+    """Context of the call of any layer; yields whether it is the outermost one that is under way."""
+    is_outermost = not _thread.depth
+    if is_outermost:
         _thread.outermost = _graph()
     _thread.depth += 1
     try:
-        yield
+        yield is_outermost
     finally:
         _thread.depth -= 1
 
 
 @contextlib.contextmanager
-def calling(weights: Sequence[WeightRows], arguments: Any) -> Iterator[Callable[[Any], Any]]:
+def calling(groups: Sequence[Sequence[WeightRows]], arguments: Any) -> Iterator[Callable[[Any], Any]]:
     """Context of a call of a layer, in which it reads whole weights.
 
     Args:
-        weights: weights that the layer has, of one strategy.
+        groups: weights that are gathered for the call unless they are already, of one strategy, in groups whose
+            gradients are summed together.
         arguments: arguments of the call.
 
     Yields:
         A function that returns the outputs as the caller of the layer gets them.
     """
-    own = [weight for weight in weights if all(call.value(weight) is None for call in _thread.calls)]
+    missing = ([weight for weight in group if not _is_gathered(weight)] for group in groups)
+    own = [group for group in missing if group]
     if not own:
         yield lambda outputs: outputs
         return
@@ -232,6 +256,10 @@ def calling(weights: Sequence[WeightRows], arguments: Any) -> Iterator[Callable[
         yield call.gathering_again
     finally:
         _thread.calls.pop()
+
+
+def _is_gathered(weight: WeightRows) -> bool:
+    return any(call.value(weight) is not None for call in _thread.calls)
 
 
 def _graph() -> Any:

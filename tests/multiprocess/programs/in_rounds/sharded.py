@@ -259,6 +259,8 @@ def noisy():
 def refused():
     for arguments, message in (
         ({"shard": "stages"}, "must be None, 'optimizer' or 'weights'; got 'stages'"),
+        ({"gather": "once"}, r"gather=…\) must be 'layer' or 'model'; got 'once'"),
+        ({"gather": "model"}, r"gather='model'\) needs shard='weights'; got shard='optimizer'"),
         ({"delay": 1}, "does not work with delay=1"),
         ({"compression": tfdist.compression.Int8()}, "does not work with compression="),
         ({"devices": ["CPU:0", "CPU:1"]}, "needs one device in each process"),

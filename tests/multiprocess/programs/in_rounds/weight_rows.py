@@ -35,8 +35,11 @@ TOKENS, IMAGES, X, Y = (
 layers = keras.layers
 
 
+HOW = {"devices": ["CPU:0"], "shard": "weights"}
+
+
 def strategy(**arguments):
-    return tfdist.AllReduceStrategy(**{"devices": ["CPU:0"], "shard": "weights", **arguments})
+    return tfdist.AllReduceStrategy(**HOW, **arguments)
 
 
 class Twice(keras.Model):
@@ -167,10 +170,14 @@ def scaled():
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=0.1), 256.0, 3)
 
 
-def optimizers():
-    made = strategy()
-    assert_as_plain(dense, X, averages, 3, made)
-    assert_as_plain(classes, X, scaled, 3, made, "categorical_crossentropy")
+def optimizers(at_once="model", by_layer="layer"):
+    """Weights are gathered at once for one, and layer by layer for the other."""
+    assert_as_plain(dense, X, averages, 3, strategy(gather=at_once))
+    assert_as_plain(classes, X, scaled, 3, strategy(gather=by_layer), "categorical_crossentropy")
+
+
+def optimizers_exchanged():
+    optimizers("layer", "model")
 
 
 def accumulated():
@@ -306,5 +313,17 @@ def endless():
     fit(model, X, 10**6)
 
 
-run_checks(globals(), lambda: keras.backend.set_floatx("float64"))
+def at_once(check):
+    """The check with weights that are gathered for the whole model at once."""
+
+    def checked():
+        HOW["gather"] = "model"
+        check()
+        del HOW["gather"]
+
+    return checked
+
+
+AT_ONCE = {f"{check.__name__}_at_once": at_once(check) for check in (models, ways, loops)}
+run_checks({**globals(), **AT_ONCE}, lambda: keras.backend.set_floatx("float64"))
 tfdist.barrier()
