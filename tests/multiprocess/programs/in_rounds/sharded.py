@@ -1,5 +1,6 @@
 """`AllReduceStrategy(shard="optimizer")` against plain Keras; a check for each name in TEST_CASES."""
 
+import gc
 import os
 import re
 import sys
@@ -13,6 +14,8 @@ from common import Gan, assert_alike, assert_close, stepping
 from interrupting import Interrupts
 
 import tfdist
+from tfdist.private import tensorflow as private
+from tfdist.strategies.divided import weight_rows
 
 FOLDER = sys.argv[1]
 ROWS, BATCH = 46, 10  # a last batch of 6 rows
@@ -138,6 +141,36 @@ def memory():
         unread = {str(error_of(variable)) for variable in model.optimizer.variables if variable._value is None}
         expected = "all processes, of which each" if largest == 2000 else r"rank \d, not by this process"
         assert any(re.search(f"is held by {expected}", text) for text in unread), unread
+
+
+def memory_after_fit():
+    """Each process has its share of what is divided, by all variables that exist; with weights in parts, too."""
+    for shard in ("optimizer", "weights"):
+        before = live_variables()
+        model = compiled(keras.optimizers.Adam, strategy(shard=shard))
+        model.compile(model.optimizer, "mse", run_eagerly=True)
+        fit(model, 1)
+        weights = model.trainable_weights
+        dealing = model.optimizer._distribution_strategy.extended.dealing(model.optimizer)
+        views = [] if shard == "weights" else [private.copies(dealing.part(weight))[0] for weight in weights]
+        known = {id(each) for each in (*before, *views)}  # a view of rows has no memory of its own
+        made = sum(size_of(each) for each in live_variables() if id(each) not in known)
+        everything = sum(map(size_of, weights))
+        in_parts = sum(size_of(weight) for weight in weights if weight_rows.of(weight) is not None)
+        assert (in_parts > 0.9 * everything) is (shard == "weights"), in_parts
+        share, whole = (2 * everything + in_parts) / size, everything - in_parts
+        assert 0.85 * share < made - whole < 1.15 * share, (shard, made, share, whole)
+
+
+def live_variables():
+    """All variables of TensorFlow that exist, other than those that have components."""
+    gc.collect()
+    found = [each for each in gc.get_objects() if isinstance(each, tf.Variable)]
+    return [each for each in found if not private.is_distributed_variable(each)]
+
+
+def size_of(variable):
+    return int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size
 
 
 def error_of(variable):
