@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests.engine.ranks import ranks  # noqa: F401  (a fixture)
 from tests.model_parallel.test_split_layers import meshed
 from tfdist.layers import ColumnParallelDense, ParallelEmbedding, RowParallelDense
 
@@ -18,7 +17,7 @@ def layers_between(group, *layers):
         return keras.Sequential([keras.Input((4,)), *parts])
 
 
-def test_layers_that_act_on_each_feature_apart_stand_in_between(ranks):  # noqa: F811
+def test_layers_that_act_on_each_feature_apart_stand_in_between(ranks):
     between = keras.layers.Activation("tanh"), keras.layers.Dropout(0.1)
     assert ranks(2)(lambda group: layers_between(group, *between)(X).shape) == [(3, 2)] * 2
 
@@ -36,7 +35,7 @@ def test_layers_that_act_on_each_feature_apart_stand_in_between(ranks):  # noqa:
         lambda: keras.layers.Activation("relu", activity_regularizer="l2"),
     ],
 )
-def test_layers_that_look_at_several_features_are_refused(ranks, make):  # noqa: F811
+def test_layers_that_look_at_several_features_are_refused(ranks, make):
     def work(group):
         with pytest.raises(ValueError, match="looks at several of them, or has weights or a loss: use gather_output"):
             layers_between(group, make())
@@ -45,7 +44,7 @@ def test_layers_that_look_at_several_features_are_refused(ranks, make):  # noqa:
 
 
 @pytest.mark.parametrize("make", [ColumnParallelDense, RowParallelDense, lambda size: ParallelEmbedding(4, size)])
-def test_split_layers_that_take_whole_rows_are_refused(ranks, make):  # noqa: F811
+def test_split_layers_that_take_whole_rows_are_refused(ranks, make):
     def work(group):
         with pytest.raises(ValueError, match=r"takes whole rows: use gather_output=True there"):
             layers_between(group, make(8))
@@ -53,7 +52,7 @@ def test_split_layers_that_take_whole_rows_are_refused(ranks, make):  # noqa: F8
     ranks(2)(work)
 
 
-def test_models_do_not_return_features_in_parts(ranks):  # noqa: F811
+def test_models_do_not_return_features_in_parts(ranks):
     """Their shapes may be computed: a larger model may take them."""
 
     def work(group):
@@ -67,5 +66,5 @@ def test_models_do_not_return_features_in_parts(ranks):  # noqa: F811
     ranks(2)(work)
 
 
-def test_without_a_split_any_layer_may_follow(ranks):  # noqa: F811
+def test_without_a_split_any_layer_may_follow(ranks):
     assert ranks(1)(lambda group: layers_between(group, keras.layers.LayerNormalization())(X).shape) == [(3, 2)]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.engine.ranks import ranks  # noqa: F401  (a fixture)
 from tests.strategies.ranked import Ranked, RankedShards
 from tfdist.layers import ColumnParallelDense, ParallelEmbedding, RowParallelDense
 from tfdist.private.keras import backend
@@ -42,7 +41,7 @@ def meshed(group, **axes):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_each_process_gets_its_rows_of_the_whole_layer(ranks, name):  # noqa: F811
+def test_each_process_gets_its_rows_of_the_whole_layer(ranks, name):
     """And its part of the gradient of the whole layer's weight."""
     split, whole, arguments, inputs, parts = LAYERS[name]
 
@@ -69,7 +68,7 @@ def test_each_process_gets_its_rows_of_the_whole_layer(ranks, name):  # noqa: F8
         np.testing.assert_allclose(gradient, all_of_it[index], rtol=1e-4, atol=1e-5)
 
 
-def test_a_pair_leaves_the_units_in_parts_between(ranks):  # noqa: F811
+def test_a_pair_leaves_the_units_in_parts_between(ranks):
     """Its mask has the rows of all processes there."""
 
     def work(group):
@@ -96,7 +95,7 @@ def test_a_pair_leaves_the_units_in_parts_between(ranks):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_shapes_are_computed_by_one_process_alone(ranks, name):  # noqa: F811
+def test_shapes_are_computed_by_one_process_alone(ranks, name):
     split, _, arguments, inputs, _ = LAYERS[name]
 
     class Sub(keras.Model):
@@ -120,7 +119,7 @@ def test_shapes_are_computed_by_one_process_alone(ranks, name):  # noqa: F811
     assert ranks(2)(work)[0] == ((None, 3, 4), (None, 3, 4))
 
 
-def test_shapes_are_computed_before_there_are_weights(ranks):  # noqa: F811
+def test_shapes_are_computed_before_there_are_weights(ranks):
     def work(group):
         with meshed(group).scope():
             model = Pair()
@@ -168,7 +167,7 @@ def test_configuration_is_kept():
     assert ParallelEmbedding.from_config(ParallelEmbedding(5, 4, mesh_axis="m").get_config()).mesh_axis == "m"
 
 
-def test_a_part_of_a_pair_is_built_on_another_number_of_processes(ranks):  # noqa: F811
+def test_a_part_of_a_pair_is_built_on_another_number_of_processes(ranks):
     """Files have the shape of inputs with all features."""
 
     def work(group):
@@ -187,7 +186,7 @@ def test_a_part_of_a_pair_is_built_on_another_number_of_processes(ranks):  # noq
     assert alone.kernel.shape == (8, 2)
 
 
-def test_what_cannot_be_split_is_refused(ranks):  # noqa: F811
+def test_what_cannot_be_split_is_refused(ranks):
     def work(group):
         with meshed(group).scope():
             with pytest.raises(ValueError, match=r"Dense d: 5 features do not divide over the 2 .*; 4 or 6 would"):
@@ -220,7 +219,7 @@ def test_units_of_one_process_have_no_activity_regularizer():
 
 
 @pytest.mark.parametrize("frozen", ["first", "second"])
-def test_a_frozen_layer_of_a_pair_is_split_as_the_other_one(ranks, frozen):  # noqa: F811
+def test_a_frozen_layer_of_a_pair_is_split_as_the_other_one(ranks, frozen):
     def work(group):
         with meshed(group).scope():
             model = Pair()
@@ -239,7 +238,7 @@ def test_whole_layers_are_quantized(made):
     assert layer.quantization_mode == "int8"
 
 
-def test_quantized_layers_are_not_split(ranks):  # noqa: F811
+def test_quantized_layers_are_not_split(ranks):
     def work(group):
         layer = ColumnParallelDense(8, dtype="int8_from_float32")
         with (

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "in_rounds" / "weight_rows.py")
 CHECKS = ["models", "optimizers", "loops", "files", "restarted", "read", "refused"]
-MORE = ["convolutions", "accumulated", "ways", "optimizers_exchanged"]
+MORE = ["convolutions", "accumulation", "ways", "optimizers_exchanged"]
 AT_ONCE = ["models_at_once", "loops_at_once", "ways_at_once"]
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.strategies.divided import weight_rows
 
 
 def dealt(cases, place, among):
@@ -120,23 +119,6 @@ def callbacks_set_rates_and_weights(linear, strategy):
     (plain, expected), (model, losses) = results
     assert_close(model, plain.get_weights())
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
-
-
-def best_parts_are_restored(model, plain, fit):
-    """`EarlyStopping` keeps this process's parts of weights, and restores the best ones: those of plain Keras.
-
-    Args:
-        model: a model of which each process has parts of weights, trained.
-        plain: the same one of plain Keras, trained.
-        fit: trains a model for two epochs with callbacks, of which the second one has the smaller loss.
-    """
-    for each in (model, plain):
-        stopping = keras.callbacks.EarlyStopping("loss", mode="max", patience=1, restore_best_weights=True)
-        fit(each, callbacks=[stopping])
-        assert (stopping.best_epoch, stopping.stopped_epoch) == (0, 1), each
-        parts = [kept.part if (kept := weight_rows.of(weight)) else weight for weight in each.weights]
-        assert [value.shape for value in stopping.best_weights] == [tuple(part.shape) for part in parts]
-    assert_close(model, plain.get_weights())
 
 
 def gradient(weights, x, y):
