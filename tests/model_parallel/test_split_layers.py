@@ -189,7 +189,7 @@ def test_a_part_of_a_pair_is_built_on_another_number_of_processes(ranks):
 def test_what_cannot_be_split_is_refused(ranks):
     def work(group):
         with meshed(group).scope():
-            with pytest.raises(ValueError, match=r"Dense d: 5 features do not divide over the 2 .*; 4 or 6 would"):
+            with pytest.raises(ValueError, match=r"Dense d: 5 units do not divide over the 2 .*; 4 or 6 would"):
                 ColumnParallelDense(5, name="d").build((None, 3))
             with pytest.raises(ValueError, match=r"has no axis 'tensor'; it has 'model'"):
                 ColumnParallelDense(4, mesh_axis="tensor").build((None, 3))

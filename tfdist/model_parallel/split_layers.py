@@ -56,6 +56,8 @@ class _SplitLayer(keras.layers.Layer):
 
     _cut: ClassVar[dict[str, int]]
     """By name, the axis along which a weight is cut."""
+    _elements: ClassVar[str]
+    """What there is one of along that axis, for messages."""
 
     def __init__(self, *arguments: Any, mesh_axis: str = "model", **options: Any) -> None:
         install()
@@ -81,7 +83,7 @@ class _SplitLayer(keras.layers.Layer):
                 "use a regularizer"
             )
         self._parts = parts
-        with keras_weight_rows.splitting(Split(self.mesh_axis, self._cut[name], self._title())):
+        with keras_weight_rows.splitting(Split(self.mesh_axis, self._cut[name], self._title(), self._elements)):
             return super().add_weight(*arguments, **options)
 
     def __call__(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
@@ -157,16 +159,36 @@ class _SplitLayer(keras.layers.Layer):
 class _SplitDense(_SplitLayer, keras.layers.Dense):
     """What split dense layers have in common."""
 
-    def _split_over(self, inputs: Any) -> SplitAxis | None:
-        """Returns the axis over which the layer is split; None where its whole kernel is here.
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """Returns the outputs for this process's rows; of units in parts, this process's ones for the rows of all.
 
         Raises:
             TypeError: the inputs are sparse, and the layer is split.
         """
+        if self._computes_shapes(inputs):
+            return _features(inputs, self.compute_output_shape(inputs.shape)[-1])
         axis = _axis_of(self.kernel)
-        if axis is not None and isinstance(inputs, tf.SparseTensor):
+        if axis is None:
+            return super().call(inputs)
+        if isinstance(inputs, tf.SparseTensor):
             raise TypeError(f"{self._title()}: a split layer takes dense inputs; call tf.sparse.to_dense on them first")
-        return axis
+        outputs = self._outputs(inputs, axis)
+        return outputs if self.activation is None else self.activation(outputs)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """Returns the mask of the outputs, for the rows that these have."""
+        axis = _axis_of(self.kernel)
+        if previous_mask is None or axis is None or self._computes_shapes(previous_mask):
+            return previous_mask
+        return self._mask(previous_mask, axis)
+
+    def _outputs(self, inputs: Any, axis: SplitAxis) -> tf.Tensor:
+        """Returns the outputs before the activation."""
+        raise NotImplementedError
+
+    def _mask(self, mask: Any, axis: SplitAxis) -> Any:
+        """Returns the mask of the outputs for that of the inputs."""
+        raise NotImplementedError
 
     def _own(self, axis: SplitAxis, *weights: Any) -> list[tf.Tensor]:
         """Returns this process's parts of weights, in the dtype that the layer computes in."""
@@ -204,6 +226,7 @@ class ColumnParallelDense(_SplitDense):
     """
 
     _cut: ClassVar[dict[str, int]] = {"kernel": 1, "bias": 0}
+    _elements = "units"
 
     def __init__(
         self,
@@ -235,30 +258,19 @@ class ColumnParallelDense(_SplitDense):
             parallel_features.leave(outputs, self._title())
         return outputs
 
-    def call(self, inputs: Any, training: Any = None) -> Any:
-        """Returns the outputs for this process's rows; or its units for the rows of all, as `gather_output` says."""
-        if self._computes_shapes(inputs):
-            return _features(inputs, self.compute_output_shape(inputs.shape)[-1])
-        axis = self._split_over(inputs)
-        if axis is None:
-            return super().call(inputs)
+    def _outputs(self, inputs: Any, axis: SplitAxis) -> tf.Tensor:
         rows, counts = axis.enter(inputs)
         kernel, *bias = self._own(axis, self.kernel, *([] if self.bias is None else [self.bias]))
         outputs = keras.ops.matmul(rows, kernel)
         if bias:
             outputs = keras.ops.add(outputs, bias[0])
         if self.gather_output:
-            outputs = axis.leave(outputs, counts)
-        else:
-            axis.note(counts)
-        return outputs if self.activation is None else self.activation(outputs)
+            return axis.leave(outputs, counts)
+        axis.note(counts)
+        return outputs
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Returns the mask of the outputs, which has the rows of all processes if the outputs have."""
-        axis = _axis_of(self.kernel)
-        if previous_mask is None or axis is None or self.gather_output or self._computes_shapes(previous_mask):
-            return previous_mask
-        return axis.rows_of_all(previous_mask, axis.noted(self._title()))
+    def _mask(self, mask: Any, axis: SplitAxis) -> Any:
+        return mask if self.gather_output else axis.rows_of_all(mask, axis.noted(self._title()))
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         """Returns the shape of the outputs."""
@@ -290,6 +302,7 @@ class RowParallelDense(_SplitDense):
     """
 
     _cut: ClassVar[dict[str, int]] = {"kernel": 0}
+    _elements = "input features"
 
     def __init__(
         self,
@@ -326,29 +339,17 @@ class RowParallelDense(_SplitDense):
         shape = config["input_shape"]
         self.build((*shape[:-1], shape[-1] // parts))
 
-    def call(self, inputs: Any, training: Any = None) -> Any:
-        """Returns the outputs for this process's rows."""
-        if self._computes_shapes(inputs):
-            return _features(inputs, self.units)
-        axis = self._split_over(inputs)
-        if axis is None:
-            return super().call(inputs)
+    def _outputs(self, inputs: Any, axis: SplitAxis) -> tf.Tensor:
         if self.input_is_parallel:
             features, counts = inputs, axis.noted(self._title())
         else:
             features, counts = axis.enter_by_features(inputs)
         (kernel,) = self._own(axis, self.kernel)
         outputs = axis.leave_summed(keras.ops.matmul(features, kernel), counts)
-        if self.bias is not None:
-            outputs = keras.ops.add(outputs, self.bias)
-        return outputs if self.activation is None else self.activation(outputs)
+        return outputs if self.bias is None else keras.ops.add(outputs, self.bias)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Returns the mask of the outputs, for this process's rows."""
-        axis = _axis_of(self.kernel)
-        if previous_mask is None or axis is None or not self.input_is_parallel or self._computes_shapes(previous_mask):
-            return previous_mask
-        return axis.own_rows(previous_mask, axis.noted(self._title()))
+    def _mask(self, mask: Any, axis: SplitAxis) -> Any:
+        return axis.own_rows(mask, axis.noted(self._title())) if self.input_is_parallel else mask
 
     def get_config(self) -> dict[str, Any]:
         """Returns the layer's configuration."""
@@ -375,6 +376,7 @@ class ParallelEmbedding(_SplitLayer, keras.layers.Embedding):
     """
 
     _cut: ClassVar[dict[str, int]] = {"embeddings": 1}
+    _elements = "columns"
 
     def __init__(self, input_dim: int, output_dim: int, *, mesh_axis: str = "model", **options: Any) -> None:
         super().__init__(input_dim, output_dim, mesh_axis=mesh_axis, **options)

@@ -83,11 +83,11 @@ def test_weights_are_cut_evenly():
         size, rank, members = 2, 0, (0, 1)
 
     axis = SplitAxis("model", Alone(), Alone(), Alone(), (0, 1, 0, 1))
-    assert axis.owner((3, 8), Split("model", 1, "Dense d")) == Ownership(None, (0, 4, 8), 1, (0, 1, 0, 1))
-    with pytest.raises(ValueError, match=r"Dense d: 5 features do not divide over the 2 processes .*; 4 or 6 would"):
-        axis.owner((3, 5), Split("model", 1, "Dense d"))
+    assert axis.owner((3, 8), Split("model", 1, "Dense d", "units")) == Ownership(None, (0, 4, 8), 1, (0, 1, 0, 1))
+    with pytest.raises(ValueError, match=r"Dense d: 5 units do not divide over the 2 processes .*; 4 or 6 would"):
+        axis.owner((3, 5), Split("model", 1, "Dense d", "units"))
     with pytest.raises(ValueError, match="; 2 would"):
-        axis.owner((1, 5), Split("model", 0, "Dense d"))
+        axis.owner((1, 5), Split("model", 0, "Dense d", "units"))
 
 
 @BOTH_WAYS

@@ -14,7 +14,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ from tfdist.strategies.divided.gathering import Collectives
 from tfdist.strategies.divided.weight_rows import WeightRows
 from tfdist.strategies.keras import collective_gradients
 
+Map = Callable[[tf.Tensor, Any], tuple[tf.Tensor, tf.Tensor]]
+"""Linear map of a batch that is divided over processes, given the rows of each or None; returns these, too."""
 _COUNTS = "_tfdist_counts"
 """Attribute of a graph: by axis, the counts of the last batch in it whose features were left in parts."""
 
@@ -43,11 +45,13 @@ class Split:
         mesh_axis: name of the mesh's axis over which it is split.
         axis: the weight's own axis that is cut.
         layer: the layer's class and name, for messages.
+        elements: what the layer calls the elements along the axis, for messages.
     """
 
     mesh_axis: str
     axis: int
     layer: str
+    elements: str
 
 
 class SplitAxis(Collectives):
@@ -71,7 +75,11 @@ class SplitAxis(Collectives):
         self.size = along.size
         self._place = along.rank
         self._places = tuple(places)
-        self._batches = BatchExchange(along)
+        self._batches = batches = BatchExchange(along)
+        self._gather_rows: Map = batches.gathered
+        self._sum_rows: Map = lambda terms, counts: (batches.scattered_sum(terms, counts), counts)
+        self._split_features: Map = batches.to_features
+        self._join_features: Map = lambda features, counts: (batches.to_rows(features, counts), counts)
         self._bridge = Bridge(everyone)
         self._copies = Bridge(across)
         self._slices = Slices(across)
@@ -91,8 +99,8 @@ class SplitAxis(Collectives):
         if length % self.size:
             fits = sorted({length // self.size * self.size, -(-length // self.size) * self.size} - {0})
             raise ValueError(
-                f"{split.layer}: {length} features do not divide over the {self.size} processes of the mesh's axis "
-                f"{self.name!r}; {' or '.join(map(str, fits))} would"
+                f"{split.layer}: {length} {split.elements} do not divide over the {self.size} processes of the mesh's "
+                f"axis {self.name!r}; {' or '.join(map(str, fits))} would"
             )
         return Ownership(None, even_bounds(length, self.size), split.axis, self._places)
 
@@ -132,11 +140,11 @@ class SplitAxis(Collectives):
 
     def enter(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the rows of all processes along the axis, and the number of each one's."""
-        return self._gathered_rows(collective_gradients.sent(rows))
+        return _linear(self._gather_rows, self._sum_rows, collective_gradients.sent(rows))
 
     def enter_by_features(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns a part of the features of all rows along the axis, and the number of each process's rows."""
-        return self._features(collective_gradients.sent(rows))
+        return _linear(self._split_features, self._join_features, collective_gradients.sent(rows))
 
     def leave(self, features: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
         """Returns this process's rows with all features.
@@ -145,7 +153,7 @@ class SplitAxis(Collectives):
             features: this process's features of all rows.
             counts: rows of each process.
         """
-        return collective_gradients.received(self._rows(features, counts))
+        return collective_gradients.received(_linear(self._join_features, self._split_features, features, counts)[0])
 
     def leave_summed(self, terms: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
         """Returns this process's rows of the sum of all processes' terms.
@@ -154,7 +162,7 @@ class SplitAxis(Collectives):
             terms: this process's terms for all rows.
             counts: rows of each process.
         """
-        return collective_gradients.received(self._summed_rows(terms, counts))
+        return collective_gradients.received(_linear(self._sum_rows, self._gather_rows, terms, counts)[0])
 
     def rows_of_all(self, rows: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
         """Returns the rows of all processes along the axis, of what has no gradient.
@@ -205,28 +213,13 @@ class SplitAxis(Collectives):
             )
         return counts
 
-    # Linear maps, each of which has the next one's transpose as its gradient: their gradients have gradients, too.
 
-    def _gathered_rows(self, rows: tf.Tensor, counts: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        with private.stop_recording():
-            made, counts = self._batches.gathered(rows, counts)
-        return private.with_gradient([made], [rows], lambda back: [self._summed_rows(_dense(back), counts)])[0], counts
+def _linear(of: Map, transpose: Map, given: tf.Tensor, counts: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns a linear map of a batch, and counts; its gradient is the transpose, whose gradient is the map again."""
+    with private.stop_recording():
+        made, counts = of(given, counts)
 
-    def _summed_rows(self, terms: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-        with private.stop_recording():
-            made = self._batches.scattered_sum(terms, counts)
-        return private.with_gradient([made], [terms], lambda back: [self._gathered_rows(_dense(back), counts)[0]])[0]
+    def backward(gradient: Any) -> list[tf.Tensor]:
+        return [_linear(transpose, of, tf.convert_to_tensor(gradient), counts)[0]]
 
-    def _features(self, rows: tf.Tensor, counts: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        with private.stop_recording():
-            made, counts = self._batches.to_features(rows, counts)
-        return private.with_gradient([made], [rows], lambda back: [self._rows(_dense(back), counts)])[0], counts
-
-    def _rows(self, features: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-        with private.stop_recording():
-            made = self._batches.to_rows(features, counts)
-        return private.with_gradient([made], [features], lambda back: [self._features(_dense(back), counts)[0]])[0]
-
-
-def _dense(gradient: Any) -> tf.Tensor:
-    return tf.convert_to_tensor(gradient)
+    return private.with_gradient([made], [given], backward)[0], counts
