@@ -13,7 +13,12 @@ CHECKS = ["models", "second_order", "loops", "files", "few", "refused"]
 MORE = ["accumulation", "restarted", "sharded", "ways"]
 
 
-@checks({2: [*CHECKS, *map(sweep, ("optimizers", *MORE))], 4: ["optimizers", *map(sweep, (*CHECKS, *MORE))]})
+@checks(
+    {
+        2: [*CHECKS, *map(sweep, ("optimizers", *MORE))],
+        4: ["optimizers", "groups", *map(sweep, ("axes", *CHECKS, *MORE))],
+    }
+)
 def test_split_layers_train_as_plain_keras(size, check, passes):
     passes(size, check)
 

@@ -7,7 +7,7 @@ import as_plain
 import keras
 import pytest
 import tensorflow as tf
-from as_plain import IMAGES, TOKENS, X, Y, accumulated, assert_as_plain, averages, compiled, scaled, size
+from as_plain import IMAGES, TOKENS, X, Y, accumulated, assert_as_plain, averages, compiled, rank, scaled, size
 from checking import run_checks
 from common import assert_close
 
@@ -22,11 +22,11 @@ class Plain:
     """Layers of Keras."""
 
     @staticmethod
-    def columns(units, activation=None, gather_output=True, **how):
+    def columns(units, activation=None, gather_output=True, mesh_axis="model", **how):
         return layers.Dense(units, activation, **how)
 
     @staticmethod
-    def rows(units, activation=None, input_is_parallel=False, **how):
+    def rows(units, activation=None, input_is_parallel=False, mesh_axis="model", **how):
         return layers.Dense(units, activation, **how)
 
     embedding = layers.Embedding
@@ -58,6 +58,22 @@ def pair():
             of.rows(6, "tanh", input_is_parallel=True),
             of.columns(6, "softmax"),
             of.rows(2),
+        ]
+    )
+
+
+def two_pairs():
+    """Each over an axis of its own, and a layer over each."""
+    of = kinds()
+    return keras.Sequential(
+        [
+            layers.Input((7,)),
+            of.columns(12, "tanh", gather_output=False, mesh_axis="rows"),
+            of.rows(6, "tanh", input_is_parallel=True, mesh_axis="rows"),
+            of.columns(12, "tanh", gather_output=False, mesh_axis="columns"),
+            of.rows(6, "tanh", input_is_parallel=True, mesh_axis="columns"),
+            of.columns(4, "softmax", mesh_axis="rows"),
+            of.rows(2, mesh_axis="columns"),
         ]
     )
 
@@ -108,6 +124,20 @@ def models():
     made = strategy()
     for make, x in ((pair, X), (images, IMAGES), (words, TOKENS)):
         assert_as_plain(make, x, made)
+
+
+def axes():
+    """Layers of one model are split over different axes of a mesh."""
+    made = strategy(mesh=tfdist.Mesh(rows=2, columns=2))
+    assert_as_plain(two_pairs, X, made, averages)
+
+
+def groups():
+    """The processes along an axis are a group."""
+    mesh = tfdist.Mesh(**MESHES[size])
+    for axis in mesh.axes:
+        total = tfdist.all_reduce(tf.constant(2**rank), "sum", mesh.group(axis))
+        assert total == sum(2**other for other in mesh.along(axis, rank)), axis
 
 
 def second_order():
