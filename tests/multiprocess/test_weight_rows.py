@@ -11,7 +11,7 @@ pytestmark = pytest.mark.multiprocess
 PROGRAM = str(harness.PROGRAMS / "in_rounds" / "weight_rows.py")
 CHECKS = ["models", "optimizers", "loops", "files", "restarted", "read", "refused"]
 MORE = ["convolutions", "accumulation", "ways", "optimizers_exchanged"]
-AT_ONCE = ["models_at_once", "loops_at_once", "ways_at_once"]
+AT_ONCE = ["models_at_once", "convolutions_at_once", "ways_at_once", "loops_at_once"]
 
 
 @checks({2: [*CHECKS, *map(sweep, (*MORE, *AT_ONCE))], 3: [*map(sweep, CHECKS)]})

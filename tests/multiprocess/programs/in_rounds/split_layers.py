@@ -12,7 +12,9 @@ from checking import run_checks
 from common import assert_close
 
 import tfdist
+from tfdist import sharding
 from tfdist.layers import ColumnParallelDense, ParallelEmbedding, RowParallelDense
+from tfdist.strategies.divided import weight_rows
 
 MESHES = {2: {"model": 2}, 3: {"model": 3}, 4: {"data": 2, "model": 2}}
 layers = keras.layers
@@ -163,9 +165,13 @@ def few():
 
 
 def sharded():
-    """Other weights are divided among all processes, too."""
-    for shard in ("optimizer", "weights"):
-        assert_as_plain(pair, X, strategy(shard=shard), averages)
+    """Other weights are divided among all processes, too, however small they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharding, "SPLIT_BYTES", 0)
+        for how in ({"shard": "optimizer"}, {"shard": "weights"}, {"shard": "weights", "gather": "model"}):
+            model = assert_as_plain(images, IMAGES, strategy(**how), averages)
+            in_parts = [weight_rows.of(weight) is not None for weight in model.trainable_weights]
+            assert all(in_parts) is (size == 2 and how["shard"] == "weights"), in_parts
 
 
 def ways():

@@ -186,6 +186,6 @@ def at_once(check):
     return checked
 
 
-AT_ONCE = {f"{check.__name__}_at_once": at_once(check) for check in (models, ways, loops)}
+AT_ONCE = {f"{check.__name__}_at_once": at_once(check) for check in (models, convolutions, ways, loops)}
 run_checks({**globals(), **AT_ONCE}, lambda: keras.backend.set_floatx("float64"))
 tfdist.barrier()
