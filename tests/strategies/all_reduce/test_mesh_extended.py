@@ -1,6 +1,7 @@
 """What a strategy with a mesh splits; `tests/multiprocess/test_split_layers.py` trains it."""
 
 import functools
+import math
 
 import keras
 import pytest
@@ -11,6 +12,7 @@ from tfdist.layers import ColumnParallelDense
 from tfdist.runtime.mesh import Mesh
 from tfdist.strategies.all_reduce.mesh_extended import MeshExtended
 from tfdist.strategies.divided import weight_rows
+from tfdist.strategies.divided.footprint import footprint_of
 
 
 def strategy_of(group, shard=None, **axes):
@@ -61,6 +63,23 @@ def test_others_are_divided_if_that_is_wanted(ranks):
         return [tuple(weight_rows.of(layer.kernel).copy.shape) for layer in (split, large)]
 
     assert ranks(2)(work) == [[(3, 2), (1, 1 << 16)]] * 2
+
+
+@pytest.mark.parametrize(("axes", "sent"), [({"model": 2}, 0), ({"data": 2, "model": 2}, 24)])
+def test_weights_of_split_layers_are_not_gathered(ranks, axes, sent):
+    """Their gradients are summed over copies alone."""
+
+    def work(group):
+        strategy = strategy_of(group, "weights", **axes)
+        with strategy.scope():
+            layer, optimizer = ColumnParallelDense(4, use_bias=False), keras.optimizers.SGD(momentum=0.9)
+            layer.build((None, 3))
+            optimizer.build(layer.trainable_variables)
+        return footprint_of(strategy.extended.ready(optimizer))
+
+    footprint = ranks(math.prod(axes.values()))(work)[0]
+    assert (footprint.weights, footprint.sent, footprint.in_rows) == (24, sent, 0)
+    assert "MB in a step, and what split layers exchange." in str(footprint)
 
 
 def test_a_mesh_of_another_size_is_refused(ranks):

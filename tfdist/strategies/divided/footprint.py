@@ -19,10 +19,11 @@ class Footprint:
     Attributes:
         weights: bytes of the weights that a process has, at most; their gradients take as many.
         slots: by rank, bytes of the variables that the optimizer keeps there for weights.
-        sent: bytes that a process sends in a step with dense gradients, at most.
+        sent: bytes that a process sends in a step with dense gradients, at most; without what split layers exchange.
         in_rows: bytes of the weights of which each process has some rows, all together.
         at_once: whether a process gathers all of those for a step; otherwise it has those of about two layers at a
             time.
+        is_split: whether there are split layers.
     """
 
     weights: int
@@ -30,14 +31,16 @@ class Footprint:
     sent: int
     in_rows: int = 0
     at_once: bool = False
+    is_split: bool = False
 
     def __str__(self) -> str:
         own = "at most " if self.in_rows else ""
+        exchanged = ", and what split layers exchange" * self.is_split
         whole = f" {_mb(self.in_rows)} of weights are whole from the forward to the backward pass." * self.at_once
         return (
             f"Its variables for weights take {_mb(sum(self.slots))} in all, and at most {_mb(max(self.slots))} in each "
             f"of {len(self.slots)} processes. Each process has weights and gradients of {own}{_mb(self.weights)} each, "
-            f"and sends up to {_mb(self.sent)} in a step.{whole}"
+            f"and sends up to {_mb(self.sent)} in a step{exchanged}.{whole}"
         )
 
 
@@ -48,12 +51,23 @@ def footprint_of(dealing: Dealing, at_once: bool = False) -> Footprint:
         dealing: how its variables are dealt; all slots are known.
         at_once: whether weights of which each process has some rows are gathered once in a step, and not twice.
     """
-    slots = dealing.nbytes(dealing.slots)
-    in_rows = dealing.nbytes(filter(dealing.is_in_rows, dealing.updated))
-    whole = dealing.nbytes(variable for variable in dealing.updated if not dealing.is_in_rows(variable))
+    split = [variable for variable in dealing.updated if dealing.owner(variable).places]
+    others = [variable for variable in dealing.updated if not dealing.owner(variable).places]
+    in_rows = dealing.nbytes(filter(dealing.is_in_rows, others))
+    whole = dealing.nbytes(variable for variable in others if not dealing.is_in_rows(variable))
     # In a ring, each process sends all parts but one: gradients and values; values twice, where layers gather them.
     sent = 2 * (sum(whole) - min(whole)) + (2 if at_once else 3) * (sum(in_rows) - min(in_rows))
-    return Footprint(sum(whole) + max(in_rows), tuple(slots), sent, sum(in_rows), at_once and any(in_rows))
+    for variable in split:  # the gradients of a part are summed over the processes that have copies
+        copies = dealing.owner(variable).copies(dealing.processes)
+        sent += 2 * max(dealing.nbytes([variable])) * (copies - 1) // copies
+    return Footprint(
+        sum(whole) + max(in_rows) + max(dealing.nbytes(split)),
+        tuple(dealing.nbytes(dealing.slots)),
+        sent,
+        sum(in_rows),
+        at_once and any(in_rows),
+        bool(split),
+    )
 
 
 def planned(model: Any, processes: int, with_weights: bool = False, at_once: bool = False) -> Footprint:
