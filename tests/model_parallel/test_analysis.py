@@ -4,7 +4,10 @@ import keras
 import pytest
 
 from tests.model_parallel.test_device_scope import Subclassed, functional, two_sequences
+from tfdist.layers import ColumnParallelDense, ParallelEmbedding, RowParallelDense
 from tfdist.model_parallel.analysis import analyze
+from tfdist.runtime.mesh import Mesh
+from tfdist.strategies.divided.footprint import SplitFootprint
 
 
 def test_costs_of_perceptron_equal_hand_computed_values():
@@ -94,6 +97,50 @@ def test_weights_in_rows_are_counted_beside_the_calls():
     assert "Large weights and the optimizer are divided. Its variables" in " ".join(str(analysis).split())
     at_once = analyze(model, 4, shard="weights", gather="model", processes=2).footprint
     assert analysis.footprint.sent - at_once.sent == analysis.footprint.in_rows // 2
+
+
+def split_model():
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            ColumnParallelDense(16, gather_output=False),
+            RowParallelDense(6, input_is_parallel=True),
+            ColumnParallelDense(4),
+            RowParallelDense(2, use_bias=False),
+        ]
+    )
+    model.compile("adam", "mse")
+    return model
+
+
+def test_split_layers_are_counted_for_a_mesh():
+    """Each of four processes has 2 of 8 samples; kernels and biases of columns are in two parts."""
+    analysis = analyze(split_model(), 8, mesh=Mesh(data=2, model=2))
+    whole = 3 * 4 * (8 * 16 + 16 + 16 * 6 + 6 * 4 + 4 + 4 * 2)
+    assert analysis.split == SplitFootprint(6, whole, whole // 2)
+    assert analysis.exchanged == 2 * 4 * 2 * (8 + 6 + (6 + 4 / 2) + (4 / 2 + 2))
+    assert "6 weight(s) are split. With the optimizer's variables" in " ".join(str(analysis).split())
+    assert "For a step it sends up to 416 B of activations." in " ".join(str(analysis).split())
+    inputs = keras.Input((3,), dtype="int64")
+    embedding = keras.Model(inputs, ParallelEmbedding(5, 4, mesh_axis="data")(inputs))
+    embedding.compile("sgd", "mse")
+    assert analyze(embedding, 4, mesh=Mesh(data=2)).exchanged == 2 * 3 * (8 + 2 * 4 * 4 / 2)
+
+
+def test_split_layers_are_counted_beside_other_weights_in_parts():
+    analysis = analyze(split_model(), 8, shard="optimizer", mesh=Mesh(model=2))
+    assert analysis.split.weights == 6
+    assert "in a step, and what split layers exchange." in " ".join(str(analysis).split())
+    assert analysis.footprint.sent == 2 * 4 * 6, "the bias that is whole"
+
+
+def test_what_a_mesh_does_not_divide_is_an_error():
+    with pytest.raises(ValueError, match=r"ColumnParallelDense .*: 16 units do not divide over the 3 processes"):
+        analyze(split_model(), 6, mesh=Mesh(model=3))
+    with pytest.raises(ValueError, match=r"Mesh\(data=2\) has no axis 'model'"):
+        analyze(split_model(), mesh=Mesh(data=2))
+    with pytest.raises(TypeError, match=r"mesh must be a tfdist.Mesh, .*; got 2"):
+        analyze(split_model(), mesh=2)
 
 
 def test_a_divided_optimizer_is_counted_beside_the_calls():

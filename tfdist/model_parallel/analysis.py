@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,7 +13,12 @@ from tfdist.model_parallel.call_graph import Call, CallGraph
 from tfdist.model_parallel.call_shapes import shapes_of
 from tfdist.model_parallel.flops import UnknownShapeError, flops
 from tfdist.model_parallel.model_calls import ModelCall, ModelCalls, clear_losses
-from tfdist.strategies.divided.footprint import Footprint, planned
+from tfdist.model_parallel.split_layers import SplitLayer
+from tfdist.private import models
+from tfdist.runtime.mesh import Mesh
+from tfdist.sharding import Ownership
+from tfdist.strategies.divided.footprint import Footprint, SplitFootprint, planned, planned_split
+from tfdist.strategies.divided.split_axis import owner_of
 
 _UNITS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 
@@ -25,12 +30,23 @@ class Analysis(CallGraph):
         batch_size: number of samples that the figures are for.
         calls: `Call` objects, in the order in which the model makes the calls.
         footprint: bytes of weights, of the optimizer's variables and of a step, if these are divided; else None.
+        split: bytes of the weights of split layers, and of the optimizer's variables for them; None without a mesh.
+        exchanged: bytes of activations that a process sends for split layers in a step of training, at most.
     """
 
-    def __init__(self, calls: list[Call], batch_size: int, footprint: Footprint | None = None) -> None:
+    def __init__(
+        self,
+        calls: list[Call],
+        batch_size: int,
+        footprint: Footprint | None = None,
+        split: SplitFootprint | None = None,
+        exchanged: float = 0,
+    ) -> None:
         super().__init__(calls)
         self.batch_size = batch_size
         self.footprint = footprint
+        self.split = split
+        self.exchanged = exchanged
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -74,6 +90,8 @@ class Analysis(CallGraph):
         if self.footprint is not None:
             what = "Large weights and the optimizer are" if self.footprint.in_rows else "The optimizer is"
             console.print(f"{what} divided. {self.footprint}")
+        if self.split is not None:
+            console.print(f"{self.split} For a step it sends up to {short(self.exchanged)}B of activations.")
         return text.getvalue()
 
     def draw(self, path: Any) -> None:
@@ -91,7 +109,13 @@ class Analysis(CallGraph):
 
 
 def analyze(
-    model: Any, batch_size: int = 1, *, shard: str | None = None, gather: str = "layer", processes: int = 2
+    model: Any,
+    batch_size: int = 1,
+    *,
+    shard: str | None = None,
+    gather: str = "layer",
+    processes: int = 2,
+    mesh: Mesh | None = None,
 ) -> Analysis:
     """Counts what each call of a model computes and keeps.
 
@@ -105,24 +129,37 @@ def analyze(
         shard: ``"optimizer"`` and ``"weights"`` also count what each process keeps and sends under
             `tfdist.AllReduceStrategy` with that ``shard``. The model is compiled; nothing is trained or allocated.
         gather: ``"layer"`` or ``"model"``, as for `tfdist.AllReduceStrategy`; for ``shard="weights"``.
-        processes: number of processes, for ``shard``; at least 2.
+        processes: number of processes, for ``shard``; at least 2. With a mesh it is the mesh's.
+        mesh: also counts what split layers, such as `tfdist.layers.ColumnParallelDense`, keep and exchange under
+            `tfdist.AllReduceStrategy` with that mesh, whose processes divide the batch. The model is compiled, and made
+            outside of the scope of such a strategy.
 
     Returns:
         The calls, with the work W, the depth D, the critical path, and the branches that could run side by side.
 
     Raises:
+        TypeError: ``mesh`` is not a `tfdist.Mesh`.
         ValueError: the model has no graph, since it is a subclass or is not built; a shape is known at run time only;
-            or, for ``shard``, the model is not compiled, or its optimizer cannot be divided so.
+            or, for ``shard`` and ``mesh``, the model is not compiled, its optimizer cannot be divided so, a layer does
+            not divide over the mesh, or its axis is not one of the mesh's.
     """
     if shard not in (None, "optimizer", "weights"):
         raise ValueError(f"tfdist.analyze: shard must be None, 'optimizer' or 'weights'; got {shard!r}")
     if gather not in ("layer", "model"):
         raise ValueError(f"tfdist.analyze: gather must be 'layer' or 'model'; got {gather!r}")
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise TypeError(f"tfdist.analyze: mesh must be a tfdist.Mesh, such as Mesh(data=2, model=2); got {mesh!r}")
     if not isinstance(processes, int) or processes < 2:
         raise ValueError(f"tfdist.analyze: processes must be an integer of at least 2; got {processes!r}")
-    analysis = analysis_of(ModelCalls(model), batch_size)
-    footprint = planned(model, processes, shard == "weights", gather == "model") if shard else None
-    return Analysis(list(analysis.calls), batch_size, footprint)
+    model_calls = ModelCalls(model)
+    analysis = analysis_of(model_calls, batch_size)
+    processes = processes if mesh is None else mesh.size
+    parts = {} if mesh is None else _split_parts(model, mesh)
+    footprint = planned(model, processes, shard == "weights", gather == "model", parts) if shard else None
+    if mesh is None:
+        return Analysis(list(analysis.calls), batch_size, footprint)
+    exchanged = _exchanged(model_calls, shapes_of(model_calls, batch_size), mesh)
+    return Analysis(list(analysis.calls), batch_size, footprint, planned_split(model, processes, parts), exchanged)
 
 
 def analysis_of(model_calls: ModelCalls, batch_size: int, open_size: int | None = None) -> Analysis:
@@ -181,6 +218,31 @@ def _traced(model_calls: ModelCalls, call: ModelCall, shapes: Mapping[int, tf.Te
         return run.get_concrete_function(*specs).graph
     finally:
         clear_losses([call])
+
+
+def _split_parts(model: Any, mesh: Mesh) -> dict[int, Ownership]:
+    """Returns the parts of the weights of split layers that each process of a mesh would keep, by id of the weights."""
+    parts = {}
+    for layer in models.layers_of(model):
+        for weight, split in layer.splits() if isinstance(layer, SplitLayer) else ():
+            places = [mesh.place(split.mesh_axis, rank) for rank in range(mesh.size)]
+            number = mesh.axes[split.mesh_axis]
+            if number > 1:
+                parts[id(weight)] = owner_of(tuple(weight.shape), split, number, places)
+    return parts
+
+
+def _exchanged(model_calls: ModelCalls, shapes: Mapping[int, tf.TensorShape], mesh: Mesh) -> float:
+    """Returns the bytes of activations that a process sends for split layers in a step, at most."""
+
+    def own_bytes(keys: Sequence[int]) -> float:
+        return sum(_bytes(model_calls.tensors[key], shapes[key]) for key in keys) / mesh.size
+
+    return sum(
+        call.operation.exchanged(own_bytes(call.inputs), own_bytes(call.outputs), mesh.axes[call.operation.mesh_axis])
+        for call in model_calls.calls
+        if isinstance(call.operation, SplitLayer)
+    )
 
 
 def _bytes(tensor: Any, shape: tf.TensorShape) -> int:

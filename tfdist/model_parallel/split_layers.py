@@ -45,7 +45,7 @@ def _as_the_whole_layer(original: Callable[..., Any]) -> Callable[..., Any]:
     return to_snake_case
 
 
-class _SplitLayer(keras.layers.Layer):
+class SplitLayer(keras.layers.Layer):
     """What split layers have in common.
 
     Args:
@@ -83,7 +83,7 @@ class _SplitLayer(keras.layers.Layer):
                 "use a regularizer"
             )
         self._parts = parts
-        with keras_weight_rows.splitting(Split(self.mesh_axis, self._cut[name], self._title(), self._elements)):
+        with keras_weight_rows.splitting(self._split(name)):
             return super().add_weight(*arguments, **options)
 
     def __call__(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
@@ -126,6 +126,24 @@ class _SplitLayer(keras.layers.Layer):
         """Returns the layer's configuration."""
         return {**super().get_config(), "mesh_axis": self.mesh_axis}
 
+    def splits(self) -> list[tuple[Any, Split]]:
+        """Returns the layer's weights that are split where there is a mesh, and how; the layer is built."""
+        weights = ((getattr(self, name), self._split(name)) for name in self._cut)
+        return [(weight, split) for weight, split in weights if weight is not None]
+
+    def exchanged(self, inputs: float, outputs: float, parts: int) -> float:
+        """Returns the bytes of activations that a process sends for them, forward and backward, at most.
+
+        Args:
+            inputs: bytes of the inputs for the process's own rows.
+            outputs: bytes of the outputs for them, with all units.
+            parts: number of processes along the axis.
+        """
+        raise NotImplementedError
+
+    def _split(self, name: str) -> Split:
+        return Split(self.mesh_axis, self._cut[name], self._title(), self._elements)
+
     def _title(self) -> str:
         return f"{type(self).__name__} {self.name}"
 
@@ -156,7 +174,7 @@ class _SplitLayer(keras.layers.Layer):
             )
 
 
-class _SplitDense(_SplitLayer, keras.layers.Dense):
+class _SplitDense(SplitLayer, keras.layers.Dense):
     """What split dense layers have in common."""
 
     def call(self, inputs: Any, training: Any = None) -> Any:
@@ -258,6 +276,10 @@ class ColumnParallelDense(_SplitDense):
             parallel_features.leave(outputs, self._title())
         return outputs
 
+    def exchanged(self, inputs: float, outputs: float, parts: int) -> float:
+        """Returns the bytes that a process sends: inputs to all, and outputs by rows."""
+        return 2 * (parts - 1) * (inputs + outputs / parts * self.gather_output)
+
     def _outputs(self, inputs: Any, axis: SplitAxis) -> tf.Tensor:
         rows, counts = axis.enter(inputs)
         kernel, *bias = self._own(axis, self.kernel, *([] if self.bias is None else [self.bias]))
@@ -339,6 +361,10 @@ class RowParallelDense(_SplitDense):
         shape = config["input_shape"]
         self.build((*shape[:-1], shape[-1] // parts))
 
+    def exchanged(self, inputs: float, outputs: float, parts: int) -> float:
+        """Returns the bytes that a process sends: inputs by features, and terms of the outputs."""
+        return 2 * (parts - 1) * (inputs / parts * (not self.input_is_parallel) + outputs)
+
     def _outputs(self, inputs: Any, axis: SplitAxis) -> tf.Tensor:
         if self.input_is_parallel:
             features, counts = inputs, axis.noted(self._title())
@@ -357,7 +383,7 @@ class RowParallelDense(_SplitDense):
 
 
 @keras.saving.register_keras_serializable(package="tfdist")
-class ParallelEmbedding(_SplitLayer, keras.layers.Embedding):
+class ParallelEmbedding(SplitLayer, keras.layers.Embedding):
     """A `keras.layers.Embedding` whose columns are split over an axis of a mesh.
 
     Each process keeps its columns of all rows, looks up the keys of all processes along the axis, and gets all columns
@@ -390,6 +416,10 @@ class ParallelEmbedding(_SplitLayer, keras.layers.Embedding):
         (columns,) = _own_parts(axis, self.embeddings)
         found = keras.ops.take(columns, keys, axis=0)
         return axis.leave(tf.cast(found, self.compute_dtype), counts)
+
+    def exchanged(self, inputs: float, outputs: float, parts: int) -> float:
+        """Returns the bytes that a process sends: keys to all, which have no gradient, and columns by rows."""
+        return (parts - 1) * (inputs + 2 * outputs / parts)
 
 
 def _axis_of(weight: Any) -> SplitAxis | None:

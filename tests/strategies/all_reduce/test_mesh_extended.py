@@ -40,7 +40,7 @@ def test_split_weights_and_what_the_optimizer_keeps_for_them_are_parts(ranks, ca
     caplog.set_level("INFO", "tfdist")
     parts = [part for part, shape in ranks(4)(work) if shape == (3, 2)]
     assert parts[0] == parts[2] != parts[1] == parts[3]
-    assert "1 weight(s) are split over Mesh(data=2, model=2)" in caplog.text
+    assert "Mesh(data=2, model=2): 1 weight(s) are split. With the optimizer's variables" in caplog.text
 
 
 def test_models_without_split_layers_are_not_divided(ranks):

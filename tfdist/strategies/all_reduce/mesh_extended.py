@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +14,7 @@ from tfdist.sharding import Ownership
 from tfdist.strategies.all_reduce.weight_rows_extended import WeightRowsExtended
 from tfdist.strategies.divided import weight_rows
 from tfdist.strategies.divided.dealing import Dealing, contained
+from tfdist.strategies.divided.footprint import split_footprint_of
 from tfdist.strategies.divided.gathering import Collectives
 from tfdist.strategies.divided.split_axis import Split, SplitAxis
 
@@ -88,13 +88,4 @@ class MeshExtended(WeightRowsExtended):
         if self._shard is not None or strays:
             super().tell(optimizer, dealing, strays)
             return
-        parts = [*filter(dealing.is_in_rows, dealing.updated), *dealing.slots]
-        whole = sum(prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in parts)
-        notice(
-            "tfdist: %d weight(s) are split over %s. With the optimizer's variables for them, they take %.1f MB in "
-            "all, and %.1f MB in each process.",
-            sum(map(dealing.is_in_rows, dealing.updated)),
-            self._mesh,
-            whole / 1e6,
-            dealing.nbytes(parts)[0] / 1e6,
-        )
+        notice("tfdist: %s: %s", self._mesh, split_footprint_of(dealing))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
+
+import tensorflow as tf
 
 from tfdist.private.optimizers import variables_of
 from tfdist.sharding import Ownership
@@ -44,6 +47,39 @@ class Footprint:
         )
 
 
+@dataclass(frozen=True)
+class SplitFootprint:
+    """Bytes of the weights of split layers, and of the optimizer's variables for them.
+
+    Attributes:
+        weights: number of the weights.
+        whole: bytes of all parts, each once.
+        own: bytes of the parts that a process has.
+    """
+
+    weights: int
+    whole: int
+    own: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.weights} weight(s) are split. With the optimizer's variables for them, they take "
+            f"{_mb(self.whole)} in all, and {_mb(self.own)} in each process."
+        )
+
+
+def split_footprint_of(dealing: Dealing) -> SplitFootprint:
+    """Returns what split weights take.
+
+    Args:
+        dealing: how the optimizer's variables are dealt; all slots are known.
+    """
+    split = [variable for variable in dealing.updated if dealing.owner(variable).places]
+    parts = [*split, *(slot for slot in dealing.slots if dealing.owner(slot).places)]
+    whole = sum(prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in parts)
+    return SplitFootprint(len(split), whole, max(dealing.nbytes(parts)))
+
+
 def footprint_of(dealing: Dealing, at_once: bool = False) -> Footprint:
     """Returns what a divided optimizer takes.
 
@@ -70,7 +106,13 @@ def footprint_of(dealing: Dealing, at_once: bool = False) -> Footprint:
     )
 
 
-def planned(model: Any, processes: int, with_weights: bool = False, at_once: bool = False) -> Footprint:
+def planned(
+    model: Any,
+    processes: int,
+    with_weights: bool = False,
+    at_once: bool = False,
+    split: Mapping[int, Ownership] | None = None,
+) -> Footprint:
     """Returns what a model would take with its optimizer divided, without training it; allocates nothing.
 
     Args:
@@ -78,10 +120,46 @@ def planned(model: Any, processes: int, with_weights: bool = False, at_once: boo
         processes: number of processes, at least 2.
         with_weights: whether large weights are kept in rows, too.
         at_once: whether those are gathered all at once, and once in a step.
+        split: by id, the parts of the weights of split layers.
 
     Raises:
         ValueError: the model is not built, or has no optimizer; or an optimizer cannot be divided.
     """
+    rows = {**(_rows(model, processes) if with_weights else {}), **(split or {})}
+    dealings = [_planned(optimizer, processes, rows) for optimizer in _described(model)]
+    footprints = [footprint_of(dealing, at_once) for dealing in dealings]
+    return Footprint(
+        sum(part.weights for part in footprints),
+        tuple(map(sum, zip(*(part.slots for part in footprints), strict=True))),
+        sum(part.sent for part in footprints),
+        sum(part.in_rows for part in footprints),
+        any(part.at_once for part in footprints),
+        any(part.is_split for part in footprints),
+    )
+
+
+def planned_split(model: Any, processes: int, split: Mapping[int, Ownership]) -> SplitFootprint:
+    """Returns what the split layers of a model would take, without training it; allocates nothing.
+
+    Args:
+        model: a Keras model that is built, and compiled with an optimizer.
+        processes: number of processes.
+        split: by id, the parts of their weights.
+
+    Raises:
+        ValueError: the model is not built, or has no optimizer; or that cannot update parts of weights.
+    """
+    dealings = [_planned(optimizer, processes, split, deals=False) for optimizer in _described(model)]
+    footprints = list(map(split_footprint_of, dealings))
+    return SplitFootprint(
+        sum(part.weights for part in footprints),
+        sum(part.whole for part in footprints),
+        sum(part.own for part in footprints),
+    )
+
+
+def _described(model: Any) -> list[Any]:
+    """Returns copies of the optimizers of a model that contain no others, built without allocating variables."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not model.built:
         raise ValueError(f"expected a model that is built, and compiled with an optimizer; got {model.name}")
@@ -89,19 +167,7 @@ def planned(model: Any, processes: int, with_weights: bool = False, at_once: boo
     copy = type(optimizer).from_config(optimizer.get_config())
     with described_variables.describing():
         copy.build(model.trainable_variables)
-    rows = _rows(model, processes) if with_weights else {}
-    footprints = [
-        _planned(part, processes, rows, at_once)
-        for part in contained([copy])
-        if len(contained([part])) == 1 and variables_of(part)
-    ]
-    return Footprint(
-        sum(part.weights for part in footprints),
-        tuple(map(sum, zip(*(part.slots for part in footprints), strict=True))),
-        sum(part.sent for part in footprints),
-        sum(part.in_rows for part in footprints),
-        any(part.at_once for part in footprints),
-    )
+    return [part for part in contained([copy]) if len(contained([part])) == 1 and variables_of(part)]
 
 
 def _rows(model: Any, processes: int) -> dict[int, Ownership]:
@@ -114,17 +180,17 @@ def _rows(model: Any, processes: int) -> dict[int, Ownership]:
     return {key: owner for key, owner in owners.items() if owner is not None}
 
 
-def _planned(optimizer: Any, processes: int, rows: Mapping[int, Ownership], at_once: bool) -> Footprint:
+def _planned(optimizer: Any, processes: int, rows: Mapping[int, Ownership], deals: bool = True) -> Dealing:
     variables = variables_of(optimizer)
     own = {id(variable): rows[id(variable)] for variable in variables if id(variable) in rows}
     if own and not cuts(optimizer):
         raise ValueError(f"the optimizer {optimizer.name} may look at whole weights, of which processes have rows")
-    dealing = Dealing(variables, processes, 0, cuts(optimizer), own)
+    dealing = Dealing(variables, processes, 0, cuts(optimizer), own, deals)
     strays = dealing.find_slots(optimizer)
     if strays or not dealing.is_complete:
         why = f"its variable {strays[0].path} belongs to no weight" if strays else f"{processes} processes are too many"
         raise ValueError(f"the optimizer {optimizer.name} cannot be divided: {why}")
-    return footprint_of(dealing, at_once)
+    return dealing
 
 
 def _mb(nbytes: int) -> str:

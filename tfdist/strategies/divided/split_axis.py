@@ -54,6 +54,28 @@ class Split:
     elements: str
 
 
+def owner_of(shape: Sequence[int], split: Split, parts: int, places: Sequence[int]) -> Ownership:
+    """Returns the part of a weight that each process of a mesh keeps.
+
+    Args:
+        shape: shape of the weight.
+        split: how it is split.
+        parts: number of processes along the mesh's axis.
+        places: by rank, the place of a process along it.
+
+    Raises:
+        ValueError: the axis of the weight does not divide evenly.
+    """
+    length = shape[split.axis]
+    if length % parts:
+        fits = sorted({length // parts * parts, -(-length // parts) * parts} - {0})
+        raise ValueError(
+            f"{split.layer}: {length} {split.elements} do not divide over the {parts} processes of the mesh's axis "
+            f"{split.mesh_axis!r}; {' or '.join(map(str, fits))} would"
+        )
+    return Ownership(None, even_bounds(length, parts), split.axis, tuple(places))
+
+
 class SplitAxis(Collectives):
     """The processes along one axis of a mesh, and the collectives of layers and weights that are split over them.
 
@@ -95,14 +117,7 @@ class SplitAxis(Collectives):
         Raises:
             ValueError: the axis of the weight does not divide evenly.
         """
-        length = shape[split.axis]
-        if length % self.size:
-            fits = sorted({length // self.size * self.size, -(-length // self.size) * self.size} - {0})
-            raise ValueError(
-                f"{split.layer}: {length} {split.elements} do not divide over the {self.size} processes of the mesh's "
-                f"axis {self.name!r}; {' or '.join(map(str, fits))} would"
-            )
-        return Ownership(None, even_bounds(length, self.size), split.axis, self._places)
+        return owner_of(shape, split, self.size, self._places)
 
     # Weights.
 
