@@ -7,7 +7,7 @@ import tfdist
 from tests.sweeps import some, sweep
 from tfdist.optimizers import GradientNoise
 from tfdist.strategies import current_strategy
-from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.server_abilities import UpdatesOnServers
 
 PARTS, UPDATES, SHAPES = 3, 4, ((3, 2), (2,))
 generator = np.random.default_rng(0)

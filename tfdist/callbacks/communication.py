@@ -14,8 +14,8 @@ from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.engine.group import ProcessGroup
 from tfdist.notices import notice
 from tfdist.strategies import current_strategy
-from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.round_abilities import ElasticMembership, TrainsInRounds
+from tfdist.strategies.server_abilities import UpdatesOnServers
 from tfdist.strategies.servers import server_figures
 
 _NOTICEABLE = 0.05

@@ -13,7 +13,8 @@ from tfdist.notices import notice
 from tfdist.optimizers.gradients import GradientAverager
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.strategies import current_strategy
-from tfdist.strategies.abilities import Ability, DataParallel, DealsVariables, DelaysUpdates
+from tfdist.strategies.abilities import Ability, DataParallel, DelaysUpdates
+from tfdist.strategies.divided_abilities import DealsVariables
 from tfdist.strategies.keras.gradient_norms import GradientNorms, Noise
 from tfdist.strategies.keras.keras_optimizers import innermost
 

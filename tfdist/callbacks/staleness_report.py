@@ -13,8 +13,9 @@ from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.engine.group import ProcessGroup
 from tfdist.notices import notice
 from tfdist.strategies import current_strategy
-from tfdist.strategies.abilities import Ability, DelaysUpdates, UpdatesOnServers
+from tfdist.strategies.abilities import Ability, DelaysUpdates
 from tfdist.strategies.round_abilities import TrainsInRounds
+from tfdist.strategies.server_abilities import UpdatesOnServers
 from tfdist.strategies.servers import server_figures
 
 _said = False

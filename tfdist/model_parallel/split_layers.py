@@ -21,10 +21,11 @@ from tfdist.private.keras import naming, symbolic_scope
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
-from tfdist.strategies.abilities import Ability, KeepsRows
+from tfdist.strategies.abilities import Ability
 from tfdist.strategies.all_reduce import keras_weight_rows
 from tfdist.strategies.divided import weight_rows
 from tfdist.strategies.divided.split_axis import Split, SplitAxis
+from tfdist.strategies.divided_abilities import KeepsRows
 
 _WHOLE_LAYERS = {"ColumnParallelDense": "Dense", "RowParallelDense": "Dense", "ParallelEmbedding": "Embedding"}
 

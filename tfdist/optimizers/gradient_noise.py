@@ -14,9 +14,10 @@ from tfdist.optimizers.gradient_parts import GradientParts, dtype_of_sums
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.private.optimizers import accumulated_by, place_of, strategy_of
 from tfdist.strategies import current_strategy
-from tfdist.strategies.abilities import DealsVariables, UpdatesOnServers
 from tfdist.strategies.divided import described_variables
+from tfdist.strategies.divided_abilities import DealsVariables
 from tfdist.strategies.keras import keras_noise
+from tfdist.strategies.server_abilities import UpdatesOnServers
 
 STRUCTURES = ("diagonal", "trace", "isotropic")
 

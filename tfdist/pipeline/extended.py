@@ -26,9 +26,9 @@ from tfdist.pipeline.table import Edge, Table
 from tfdist.pipeline.transport import Transport
 from tfdist.pipeline.variables_of_stages import VariablesOfStages
 from tfdist.private.models import initializer_of
-from tfdist.strategies.abilities import HasStages
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
 from tfdist.strategies.divided.described_variables import is_described
+from tfdist.strategies.divided_abilities import HasStages
 
 _PIPELINED = "_tfdist_pipelined"
 """Attribute of a model that holds its `PipelinedModel`."""

@@ -31,8 +31,8 @@ from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall, WithPredictStep
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.abilities import HasStages
 from tfdist.strategies.divided import described_variables, divided_updates, weight_callbacks
+from tfdist.strategies.divided_abilities import HasStages
 
 _SAME_BATCHES = (
     "Under PipelineStrategy every process reads all batches: give all processes the same number of batches in each "

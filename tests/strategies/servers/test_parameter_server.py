@@ -12,7 +12,7 @@ from tfdist.errors import ClusterSpecError
 from tfdist.parameter_server import BoundedStaleness, Gradients, LocalSteps, PerHost
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.strategies import current_strategy
-from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.server_abilities import UpdatesOnServers
 from tfdist.strategies.servers import parameter_server
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 

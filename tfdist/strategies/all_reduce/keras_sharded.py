@@ -23,10 +23,10 @@ from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall
 from tfdist.sharding import EVERYONE
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.abilities import DealsVariables
 from tfdist.strategies.all_reduce import owned_gradients
 from tfdist.strategies.divided import described_variables, divided_updates, weight_rows
 from tfdist.strategies.divided.dealing import Dealing
+from tfdist.strategies.divided_abilities import DealsVariables
 from tfdist.strategies.keras import keras_optimizers, keras_variables
 
 

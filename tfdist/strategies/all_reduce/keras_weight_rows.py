@@ -24,10 +24,10 @@ from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.abilities import KeepsRows
 from tfdist.strategies.divided import gathering, weight_callbacks, weight_rows
 from tfdist.strategies.divided.split_axis import Split
 from tfdist.strategies.divided.weight_rows import WeightRows
+from tfdist.strategies.divided_abilities import KeepsRows
 
 _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 """Layers that call others in loops, in which nothing can be gathered: they have the weights of those."""

@@ -11,7 +11,7 @@ from tfdist.engine import precision
 from tfdist.private import tensorflow as private
 from tfdist.sharding import EVERYONE, Ownership
 from tfdist.strategies import current_strategy
-from tfdist.strategies.abilities import DealsVariables
+from tfdist.strategies.divided_abilities import DealsVariables
 
 
 def own_sums(

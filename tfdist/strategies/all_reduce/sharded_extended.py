@@ -16,7 +16,6 @@ from tfdist.engine.owned import Owned
 from tfdist.notices import notice
 from tfdist.private.optimizers import variables_of
 from tfdist.sharding import Ownership
-from tfdist.strategies.abilities import DealsVariables
 from tfdist.strategies.all_reduce import keras_sharded
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
 from tfdist.strategies.divided.dealing import Dealing, contained, cuts
@@ -24,6 +23,7 @@ from tfdist.strategies.divided.described_variables import allocate, is_elsewhere
 from tfdist.strategies.divided.footprint import footprint_of
 from tfdist.strategies.divided.optimizer_slots import optimizer_variables
 from tfdist.strategies.divided.remote_variables import RemoteVariables
+from tfdist.strategies.divided_abilities import DealsVariables
 from tfdist.strategies.keras import keras_variables
 
 log = logging.getLogger("tfdist")

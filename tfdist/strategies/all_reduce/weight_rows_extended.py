@@ -8,13 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.sharding import Ownership
-from tfdist.strategies.abilities import KeepsRows
 from tfdist.strategies.all_reduce import keras_weight_rows, owned_gradients
 from tfdist.strategies.all_reduce.sharded_extended import Divided, ShardedExtended
 from tfdist.strategies.divided import dealing, weight_rows
 from tfdist.strategies.divided.gathering import Collectives
 from tfdist.strategies.divided.split_axis import Split
 from tfdist.strategies.divided.weight_rows import WeightRows
+from tfdist.strategies.divided_abilities import KeepsRows
 
 
 class WeightRowsExtended(ShardedExtended, KeepsRows):

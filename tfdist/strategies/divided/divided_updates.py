@@ -18,9 +18,9 @@ from tfdist.private.optimizers import averages_of, strategy_of, variables_of
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
-from tfdist.strategies.abilities import DividesUpdates
 from tfdist.strategies.divided import described_variables
 from tfdist.strategies.divided.dealing import contained
+from tfdist.strategies.divided_abilities import DividesUpdates
 
 
 class _GradientShares(threading.local):

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfdist.strategies.abilities import DividesUpdates
+from tfdist.strategies.divided_abilities import DividesUpdates
 
 
 def adapted(given: list[Any], extended: DividesUpdates) -> list[Any]:

@@ -22,9 +22,10 @@ import tensorflow as tf
 from tfdist.private import backups
 from tfdist.private.models import begin_at, initial_epoch
 from tfdist.strategies import atomic_files, keras_hooks
-from tfdist.strategies.abilities import DataParallel, UpdatesOnServers
+from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras import keras_saving
 from tfdist.strategies.keras.keras_variables import broadcast_state
+from tfdist.strategies.server_abilities import UpdatesOnServers
 
 log = logging.getLogger("tfdist")
 

@@ -24,8 +24,9 @@ from tfdist.private.optimizers import accumulated_by, key_of
 from tfdist.seams.optimizer import OptimizerCall, Update, update_of, within_update
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.abilities import DataParallel, DividesUpdates
+from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data.shares import weighed
+from tfdist.strategies.divided_abilities import DividesUpdates
 from tfdist.strategies.keras.keras_variables import state_of_step
 
 

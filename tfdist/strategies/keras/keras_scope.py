@@ -12,7 +12,8 @@ from tfdist.private import optimizers
 from tfdist.private.models import strategy_of
 from tfdist.seams import trainer
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.abilities import Ability, UpdatesOnServers
+from tfdist.strategies.abilities import Ability
+from tfdist.strategies.server_abilities import UpdatesOnServers
 
 
 def install() -> None:

@@ -30,9 +30,11 @@ from tfdist.private.optimizers import strategy_of as strategy_of_optimizer
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.abilities import Ability, DataParallel, DividesUpdates, UpdatesOnServers
+from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.data.shares import Shares, weighed
+from tfdist.strategies.divided_abilities import DividesUpdates
 from tfdist.strategies.round_abilities import TrainsInRounds
+from tfdist.strategies.server_abilities import UpdatesOnServers
 from tfdist.tensors import unnumbered
 
 

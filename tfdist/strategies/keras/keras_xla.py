@@ -25,7 +25,8 @@ from tfdist.private import models
 from tfdist.private.tensorflow import copies
 from tfdist.seams.trainer import TrainerCall, WithPredictStep
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.abilities import Ability, HasStages
+from tfdist.strategies.abilities import Ability
+from tfdist.strategies.divided_abilities import HasStages
 from tfdist.strategies.keras import compiled_functions
 
 log = logging.getLogger("tfdist")

@@ -18,10 +18,10 @@ from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.abilities import UpdatesOnServers
 from tfdist.strategies.data.shares import batch_size
 from tfdist.strategies.keras import keras_backup, keras_metrics
 from tfdist.strategies.keras.keras_variables import Assigned
+from tfdist.strategies.server_abilities import UpdatesOnServers
 from tfdist.strategies.servers import keras_shared_data
 from tfdist.strategies.servers.dealt_batches import Ticketed
 

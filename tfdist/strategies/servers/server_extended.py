@@ -27,10 +27,11 @@ from tfdist.private import tensorflow as private
 from tfdist.private.optimizers import variables_of
 from tfdist.runtime.job_end import JobEnd
 from tfdist.runtime.membership import Membership
-from tfdist.strategies.abilities import Ability, UpdatesOnServers
+from tfdist.strategies.abilities import Ability
 from tfdist.strategies.devices import requested_device
 from tfdist.strategies.embeddings.embedded_rows import rows_of
 from tfdist.strategies.keras import keras_scope
+from tfdist.strategies.server_abilities import UpdatesOnServers
 from tfdist.strategies.servers import job_counters, keras_servers, keras_shared_data, sidecar_evaluator
 from tfdist.strategies.servers.hogwild_link import HogwildLink
 from tfdist.strategies.servers.local_link import ElasticLink, LocalLink
@@ -116,7 +117,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         apply: Callable[[], None],
         ticket: Any = None,
     ) -> None:
-        """Makes one update; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        """Makes one update; see `tfdist.strategies.server_abilities.UpdatesOnServers`."""
         if self.observes:
             raise TfdistError("this task is an evaluator, which does not train: only workers make updates")
         with tf.init_scope(), self._lock:
@@ -130,7 +131,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
             self._links[id(optimizer)].update(gradients, variables, samples, apply, ticket)
 
     def links(self, model: Any) -> list[Link]:
-        """Returns the links of a model's optimizers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        """Returns the links of a model's optimizers; see `tfdist.strategies.server_abilities.UpdatesOnServers`."""
         if self.observes:
             self._observe(model)
         variables = {id(variable) for variable in model.variables}
@@ -174,12 +175,12 @@ class ServerExtended(OneDevice, UpdatesOnServers):
             epochs.close()
 
     def begin_epoch(self, model: Any) -> None:
-        """Makes non-trainable weights the chief's; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        """Makes non-trainable weights the chief's; see `tfdist.strategies.server_abilities.UpdatesOnServers`."""
         ids = {variable_id for link in list(self._links.values()) for variable_id in link.ids}
         self._begun.states.begin(model, ids, again=self.observes)
 
     def begin_eager_steps(self, model: Any) -> None:
-        """Attaches a model's optimizer to the servers; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        """Attaches a model's optimizer to the servers; see `tfdist.strategies.server_abilities.UpdatesOnServers`."""
         optimizers = _optimizers_of(model)
         if len(optimizers) != 1:  # only the steps tell which of several make updates
             return
@@ -192,7 +193,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         return sum(link.newest_version() if reads else link.session.version for link in self.links(model))
 
     def link_of(self, optimizer: Any) -> Link | None:
-        """Returns the link of an optimizer; see `tfdist.strategies.abilities.UpdatesOnServers`."""
+        """Returns the link of an optimizer; see `tfdist.strategies.server_abilities.UpdatesOnServers`."""
         return self._links.get(id(optimizer))
 
     def table(self, name: str, form: TableSpec, cache: CachePolicy | None = None) -> TableClient:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.server_abilities import UpdatesOnServers
 
 
 @dataclass(frozen=True)

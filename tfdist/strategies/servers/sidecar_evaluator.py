@@ -10,7 +10,7 @@ from tfdist.errors import TfdistError
 from tfdist.seams.once import Once
 from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.abilities import UpdatesOnServers
+from tfdist.strategies.server_abilities import UpdatesOnServers
 
 _LOOK_SECONDS = 1.0
 """Seconds between two checks whether the parameters have changed."""
