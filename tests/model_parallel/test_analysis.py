@@ -93,10 +93,10 @@ def test_weights_in_rows_are_counted_beside_the_calls():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1 << 14), keras.layers.Dense(1)])
     model.compile("adam", "mse")
     analysis = analyze(model, 4, shard="weights", processes=2)
-    assert analysis.footprint.in_rows == 4 * 8 << 14
+    assert analysis.footprint.in_parts == 4 * 8 << 14
     assert "Large weights and the optimizer are divided. Its variables" in " ".join(str(analysis).split())
     at_once = analyze(model, 4, shard="weights", gather="model", processes=2).footprint
-    assert analysis.footprint.sent - at_once.sent == analysis.footprint.in_rows // 2
+    assert analysis.footprint.sent - at_once.sent == analysis.footprint.in_parts // 2
 
 
 def split_model():

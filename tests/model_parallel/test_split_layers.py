@@ -12,7 +12,7 @@ from tfdist.layers import ColumnParallelDense, ParallelEmbedding, RowParallelDen
 from tfdist.private.keras import backend
 from tfdist.runtime.mesh import Mesh
 from tfdist.strategies.all_reduce.mesh_extended import MeshExtended
-from tfdist.strategies.divided import weight_rows
+from tfdist.strategies.divided import weight_parts
 
 INPUTS = np.random.default_rng(0).normal(size=(5, 3, 6)).astype("float32")
 IDS = np.random.default_rng(1).integers(0, 9, (5, 3))
@@ -49,12 +49,12 @@ def test_each_process_gets_its_rows_of_the_whole_layer(ranks, name):
         with meshed(group).scope():
             layer = split(*arguments)
             layer.build(inputs.shape)
-        assert sum(weight_rows.of(weight) is not None for weight in layer.weights) == parts
+        assert sum(weight_parts.of(weight) is not None for weight in layer.weights) == parts
         with tf.GradientTape() as tape:
             outputs = layer(tf.constant(inputs[SHARES[group.rank]]))
             loss = tf.reduce_sum(outputs**2)
         gradient = tf.convert_to_tensor(tape.gradient(loss, layer.weights[0]))
-        return outputs.numpy(), layer.get_weights(), gradient.numpy(), weight_rows.of(layer.weights[0]).index
+        return outputs.numpy(), layer.get_weights(), gradient.numpy(), weight_parts.of(layer.weights[0]).index
 
     plain = whole(*arguments)
     plain.build(inputs.shape)
@@ -225,7 +225,7 @@ def test_a_frozen_layer_of_a_pair_is_split_as_the_other_one(ranks, frozen):
             model = Pair()
             getattr(model, frozen).trainable = False
             outputs = model(INPUTS[:3])
-        return outputs.shape, [tuple(weight_rows.of(part.kernel).part.shape) for part in model.layers]
+        return outputs.shape, [tuple(weight_parts.of(part.kernel).part.shape) for part in model.layers]
 
     assert ranks(2)(work) == [((3, 3, 2), [(6, 4), (4, 2)])] * 2
 

@@ -16,7 +16,7 @@ from tfdist.optimizers import keras_optimizers
 from tfdist.pipeline import keras_pipelines
 from tfdist.seams import optimizer, registry, trainer
 from tfdist.strategies import keras_unsynchronized
-from tfdist.strategies.all_reduce import keras_delayed, keras_sharded, keras_weight_rows
+from tfdist.strategies.all_reduce import keras_delayed, keras_sharded, keras_weight_parts
 from tfdist.strategies.embeddings import keras_embeddings
 from tfdist.strategies.keras import keras_seams
 from tfdist.strategies.rounds import keras_quorum, keras_rounds
@@ -26,7 +26,7 @@ FEATURES = [
     keras_seams,
     keras_delayed,
     keras_sharded,
-    keras_weight_rows,
+    keras_weight_parts,
     keras_rounds,
     keras_quorum,
     keras_servers,

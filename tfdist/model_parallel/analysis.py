@@ -88,7 +88,7 @@ class Analysis(CallGraph):
                 else f"Side by side: {parts}"
             )
         if self.footprint is not None:
-            what = "Large weights and the optimizer are" if self.footprint.in_rows else "The optimizer is"
+            what = "Large weights and the optimizer are" if self.footprint.in_parts else "The optimizer is"
             console.print(f"{what} divided. {self.footprint}")
         if self.split is not None:
             console.print(f"{self.split} For a step it sends up to {short(self.exchanged)}B of activations.")

@@ -22,10 +22,10 @@ from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import Ability
-from tfdist.strategies.all_reduce import keras_weight_rows
-from tfdist.strategies.divided import weight_rows
+from tfdist.strategies.all_reduce import keras_weight_parts
+from tfdist.strategies.divided import weight_parts
 from tfdist.strategies.divided.split_axis import Split, SplitAxis
-from tfdist.strategies.divided_abilities import KeepsRows
+from tfdist.strategies.divided_abilities import KeepsParts
 
 _WHOLE_LAYERS = {"ColumnParallelDense": "Dense", "RowParallelDense": "Dense", "ParallelEmbedding": "Embedding"}
 
@@ -84,7 +84,7 @@ class SplitLayer(keras.layers.Layer):
                 "use a regularizer"
             )
         self._parts = parts
-        with keras_weight_rows.splitting(self._split(name)):
+        with keras_weight_parts.splitting(self._split(name)):
             return super().add_weight(*arguments, **options)
 
     def __call__(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
@@ -153,7 +153,7 @@ class SplitLayer(keras.layers.Layer):
         extended = current_strategy.current(Ability)
         if extended is None:
             return 1
-        if isinstance(extended, KeepsRows):
+        if isinstance(extended, KeepsParts):
             return extended.number_of_parts(self.mesh_axis)
         if tf.distribute.get_strategy().num_replicas_in_sync > 1:
             raise ValueError(
@@ -425,12 +425,12 @@ class ParallelEmbedding(SplitLayer, keras.layers.Embedding):
 
 def _axis_of(weight: Any) -> SplitAxis | None:
     """Returns the axis over which a weight is split; None if this process has all of it, or it is gathered."""
-    kept = weight_rows.of(weight)
+    kept = weight_parts.of(weight)
     return kept.collectives if kept is not None and isinstance(kept.collectives, SplitAxis) else None
 
 
 def _own_parts(axis: SplitAxis, *weights: Any) -> list[tf.Tensor]:
-    return axis.own([kept for weight in weights if (kept := weight_rows.of(weight)) is not None])
+    return axis.own([kept for weight in weights if (kept := weight_parts.of(weight)) is not None])
 
 
 def _features(inputs: Any, number: int) -> tf.Tensor:

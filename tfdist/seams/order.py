@@ -35,7 +35,7 @@ _INNER_TO_OUTER = (
     "strategies.keras.keras_agreement",  # runs before all that calls collectives
     "strategies.servers.sidecar_evaluator",  # replaces all of the above
     "optimizers.keras_optimizers",
-    "strategies.all_reduce.keras_weight_rows",
+    "strategies.all_reduce.keras_weight_parts",
     "strategies.divided.described_variables",
     "pipeline.model_steps",
     "strategies.divided.divided_updates",

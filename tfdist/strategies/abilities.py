@@ -13,7 +13,7 @@ extends. If it lacks an ability, the seams that require the ability do what Kera
 | `ElasticMembership` | the beginning and end of `fit` and of epochs, which processes may reach at different times |
 | `DividesUpdates` | optimizers, whose variables are on several processes; loading |
 | `DealsVariables` | optimizers: each process updates the variables that are dealt to it; `compile`, loading |
-| `KeepsRows` | layers, which gather their weights when they are called, or compute with parts of them; new weights |
+| `KeepsParts` | layers, which gather their weights when they are called, or compute with parts of them; new weights |
 | `HasStages` | steps of `fit`, `evaluate` and `predict`, weights, optimizers: a process holds a part of the model |
 
 Those of servers, of rounds, and of variables in parts are in `server_abilities.py`, `round_abilities.py` and

@@ -132,7 +132,7 @@ class DealsVariables(DividesUpdates):
         """
 
 
-class KeepsRows(DealsVariables):
+class KeepsParts(DealsVariables):
     """A strategy whose processes each keep a part of some weights of a model."""
 
     @abc.abstractmethod

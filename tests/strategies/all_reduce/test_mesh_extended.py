@@ -11,7 +11,7 @@ from tests.strategies.ranked import RankedShards
 from tfdist.layers import ColumnParallelDense
 from tfdist.runtime.mesh import Mesh
 from tfdist.strategies.all_reduce.mesh_extended import MeshExtended
-from tfdist.strategies.divided import weight_rows
+from tfdist.strategies.divided import weight_parts
 from tfdist.strategies.divided.footprint import footprint_of
 
 
@@ -31,11 +31,11 @@ def test_split_weights_and_what_the_optimizer_keeps_for_them_are_parts(ranks, ca
             optimizer = keras.optimizers.Adam()
             optimizer.build([split.kernel, *whole.weights])
         dealing = strategy.extended.ready(optimizer)
-        assert weight_rows.of(whole.kernel) is None
+        assert weight_parts.of(whole.kernel) is None
         assert split.count_params() == 12
         momentum = optimizer._momentums
         assert momentum[1].numpy().shape == (3, 5)
-        return weight_rows.of(split.kernel).copy.numpy().tolist(), dealing.part(momentum[0]).shape
+        return weight_parts.of(split.kernel).copy.numpy().tolist(), dealing.part(momentum[0]).shape
 
     caplog.set_level("INFO", "tfdist")
     parts = [part for part, shape in ranks(4)(work) if shape == (3, 2)]
@@ -49,7 +49,7 @@ def test_models_without_split_layers_are_not_divided(ranks):
             layer, optimizer = keras.layers.Dense(1 << 17), keras.optimizers.Adam()
             layer.build((None, 3))
             optimizer.build(layer.trainable_variables)
-        return weight_rows.of(layer.kernel) is None and optimizer._momentums[0].shape == (3, 1 << 17)
+        return weight_parts.of(layer.kernel) is None and optimizer._momentums[0].shape == (3, 1 << 17)
 
     assert all(ranks(2)(work))
 
@@ -60,7 +60,7 @@ def test_others_are_divided_if_that_is_wanted(ranks):
             split, large = ColumnParallelDense(4), keras.layers.Dense(1 << 16, use_bias=False)
             split.build((None, 3))
             large.build((2, 2))
-        return [tuple(weight_rows.of(layer.kernel).copy.shape) for layer in (split, large)]
+        return [tuple(weight_parts.of(layer.kernel).copy.shape) for layer in (split, large)]
 
     assert ranks(2)(work) == [[(3, 2), (1, 1 << 16)]] * 2
 
@@ -78,7 +78,7 @@ def test_weights_of_split_layers_are_not_gathered(ranks, axes, sent):
         return footprint_of(strategy.extended.ready(optimizer))
 
     footprint = ranks(math.prod(axes.values()))(work)[0]
-    assert (footprint.weights, footprint.sent, footprint.in_rows) == (24, sent, 0)
+    assert (footprint.weights, footprint.sent, footprint.in_parts) == (24, sent, 0)
     assert "MB in a step, and what split layers exchange." in str(footprint)
 
 

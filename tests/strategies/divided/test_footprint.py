@@ -6,7 +6,7 @@ import pytest
 from tests.strategies.ranked import RankedShards
 from tfdist import sharding
 from tfdist.strategies.all_reduce.sharded_extended import ShardedExtended
-from tfdist.strategies.all_reduce.weight_rows_extended import WeightRowsExtended
+from tfdist.strategies.all_reduce.weight_parts_extended import WeightPartsExtended
 from tfdist.strategies.divided.footprint import Footprint, footprint_of, planned
 
 
@@ -22,7 +22,7 @@ def test_it_is_what_a_strategy_allocates(ranks, with_weights, monkeypatch):
         monkeypatch.setattr(sharding, "SPLIT_BYTES", 20)
 
     def work(group):
-        strategy = RankedShards(group, WeightRowsExtended if with_weights else ShardedExtended)
+        strategy = RankedShards(group, WeightPartsExtended if with_weights else ShardedExtended)
         with strategy.scope():
             model = model_with(keras.optimizers.Adam(use_ema=True))
             model.optimizer.build(model.trainable_variables)
@@ -54,7 +54,7 @@ def test_weights_in_rows_need_an_optimizer_that_takes_them():
         planned(model_with(keras.optimizers.Lamb(name="lamb"), units=(30_000,)), 2, with_weights=True)
     constrained = keras.Sequential([keras.Input((4,)), keras.layers.Dense(30_000, kernel_constraint="non_neg")])
     constrained.compile("sgd", "mse")
-    assert not planned(constrained, 2, with_weights=True).in_rows
+    assert not planned(constrained, 2, with_weights=True).in_parts
 
 
 def test_contained_optimizers_are_added_up():

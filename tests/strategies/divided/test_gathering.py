@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import RankedShards
-from tfdist.strategies.all_reduce.weight_rows_extended import WeightRowsExtended
-from tfdist.strategies.divided import gathering, weight_rows
+from tfdist.strategies.all_reduce.weight_parts_extended import WeightPartsExtended
+from tfdist.strategies.divided import gathering, weight_parts
 from tfdist.strategies.divided.gathering import Collectives
 
 
@@ -139,11 +139,11 @@ def test_rows_are_those_of_the_whole_initial_value(ranks, monkeypatch):
     monkeypatch.setattr("tfdist.sharding.SPLIT_BYTES", 0)
 
     def work(group):
-        strategy = RankedShards(group, WeightRowsExtended)
+        strategy = RankedShards(group, WeightPartsExtended)
         with strategy.scope():
             layer = keras.layers.Dense(3, kernel_initializer="orthogonal", kernel_constraint=None)
             layer.build((5, 4))
-        rows = weight_rows.of(layer.kernel)
+        rows = weight_parts.of(layer.kernel)
         assert layer.kernel._value is None
         assert layer.kernel.shape == (4, 3)
         assert layer.bias.shape == (3,)

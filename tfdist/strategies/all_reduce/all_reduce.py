@@ -31,7 +31,7 @@ from tfdist.strategies.all_reduce.extended import AllReduceExtended  # noqa: E40
 from tfdist.strategies.all_reduce.mesh_extended import MeshExtended  # noqa: E402
 from tfdist.strategies.all_reduce.processes import Processes  # noqa: E402
 from tfdist.strategies.all_reduce.sharded_extended import ShardedExtended  # noqa: E402
-from tfdist.strategies.all_reduce.weight_rows_extended import WeightRowsExtended  # noqa: E402
+from tfdist.strategies.all_reduce.weight_parts_extended import WeightPartsExtended  # noqa: E402
 
 log = logging.getLogger("tfdist")
 
@@ -204,7 +204,7 @@ class AllReduceStrategy(Processes):
 
 _TENSORFLOW = "tensorflow"
 """Name of the algorithm that is TensorFlow's, and not the engine's."""
-_SHARDED = {"optimizer": ShardedExtended, "weights": WeightRowsExtended}
+_SHARDED = {"optimizer": ShardedExtended, "weights": WeightPartsExtended}
 """Classes by the argument ``shard``."""
 
 

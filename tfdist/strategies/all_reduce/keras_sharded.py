@@ -24,7 +24,7 @@ from tfdist.seams.trainer import TrainerCall
 from tfdist.sharding import EVERYONE
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.all_reduce import owned_gradients
-from tfdist.strategies.divided import described_variables, divided_updates, weight_rows
+from tfdist.strategies.divided import described_variables, divided_updates, weight_parts
 from tfdist.strategies.divided.dealing import Dealing
 from tfdist.strategies.divided_abilities import DealsVariables
 from tfdist.strategies.keras import keras_optimizers, keras_variables
@@ -128,7 +128,7 @@ def _by_owners(original: Callable[..., Any]) -> Callable[..., Any]:
         sums = dict(
             enumerate(grads)
         )  # as they are where a layer's backward pass has summed them for the process's rows
-        whole = [place for place in sums if not weight_rows.is_part(sums[place], trainable_variables[place])]
+        whole = [place for place in sums if not weight_parts.is_part(sums[place], trainable_variables[place])]
         given, variables = [grads[place] for place in whole], [trainable_variables[place] for place in whole]
         owners = [dealing.owner(variable) for variable in variables]
         is_outside = strategy_of(self) is not tf.distribute.get_strategy()  # where no strategy sums
@@ -172,7 +172,7 @@ def publish(extended: DealsVariables, dealing: Dealing, variables: Sequence[Any]
         variables: variables of Keras or TensorFlow; those of which no process keeps all stay as they are.
     """
     variables = [
-        variable for variable in variables if weight_rows.of(variable) is None and dealing.owner(variable) != EVERYONE
+        variable for variable in variables if weight_parts.of(variable) is None and dealing.owner(variable) != EVERYONE
     ]
     owners = [dealing.owner(variable) for variable in variables]
     own = [

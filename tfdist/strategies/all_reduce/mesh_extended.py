@@ -11,16 +11,16 @@ from tfdist.engine.group import ProcessGroup
 from tfdist.notices import notice
 from tfdist.runtime.mesh import Mesh
 from tfdist.sharding import Ownership
-from tfdist.strategies.all_reduce.weight_rows_extended import WeightRowsExtended
-from tfdist.strategies.divided import weight_rows
+from tfdist.strategies.all_reduce.weight_parts_extended import WeightPartsExtended
+from tfdist.strategies.divided import weight_parts
 from tfdist.strategies.divided.dealing import Dealing, contained
 from tfdist.strategies.divided.footprint import split_footprint_of
 from tfdist.strategies.divided.gathering import Collectives
 from tfdist.strategies.divided.split_axis import Split, SplitAxis
 
 
-class MeshExtended(WeightRowsExtended):
-    """A `WeightRowsExtended` that also splits the weights of layers that compute in parts.
+class MeshExtended(WeightPartsExtended):
+    """A `WeightPartsExtended` that also splits the weights of layers that compute in parts.
 
     Args:
         mesh: the processes as a mesh.
@@ -51,14 +51,14 @@ class MeshExtended(WeightRowsExtended):
             self.divides = lambda _: False
 
     def parts_of_new(self, variable: Any, split: Split | None) -> tuple[Ownership, Collectives] | None:
-        """Returns the part of a new weight that each process keeps, and its collectives; see `KeepsRows`."""
+        """Returns the part of a new weight that each process keeps, and its collectives; see `KeepsParts`."""
         if split is None:
             return super().parts_of_new(variable, None)
         axis = self._axis(split.mesh_axis)
         return None if axis.size == 1 else (axis.owner(tuple(variable.shape), split), axis)
 
     def number_of_parts(self, mesh_axis: str) -> int:
-        """Returns the number of parts of weights that are split over an axis of the mesh; see `KeepsRows`."""
+        """Returns the number of parts of weights that are split over an axis of the mesh; see `KeepsParts`."""
         return self._axis(mesh_axis).size
 
     def deal(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -66,7 +66,7 @@ class MeshExtended(WeightRowsExtended):
         if self._shard is not None:
             super().deal(optimizer, variables)
             return
-        are_split = any(weight_rows.of(variable) is not None for variable in variables)
+        are_split = any(weight_parts.of(variable) is not None for variable in variables)
         if are_split and len(contained([optimizer])) == 1:
             self.check_updates(optimizer, variables)
             self._dealings[optimizer] = Dealing(variables, self.group.size, self.group.rank, deals=False)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.private import optimizers
 from tfdist.sharding import EVERYONE, Ownership, Variable, assign_owners
-from tfdist.strategies.divided import described_variables, optimizer_slots, weight_rows
+from tfdist.strategies.divided import described_variables, optimizer_slots, weight_parts
 from tfdist.strategies.keras import keras_variables
 
 
@@ -48,9 +48,9 @@ class Dealing:
         deals: bool = True,
     ) -> None:
         self.rank = rank
-        kept = {id(variable): found for variable in variables if (found := weight_rows.of(variable)) is not None}
-        self._in_rows = {key: found.owner for key, found in kept.items()} if rows is None else dict(rows)
-        whole = [variable for variable in variables if not self.is_in_rows(variable)]
+        kept = {id(variable): found for variable in variables if (found := weight_parts.of(variable)) is not None}
+        self._in_parts = {key: found.owner for key, found in kept.items()} if rows is None else dict(rows)
+        whole = [variable for variable in variables if not self.is_in_parts(variable)]
         sizes = [
             Variable(
                 tuple(variable.shape),
@@ -61,7 +61,7 @@ class Dealing:
         ]
         self.processes = processes
         self._updated = list(variables)
-        self._owners = dict(self._in_rows)
+        self._owners = dict(self._in_parts)
         dealt = assign_owners(sizes, processes) if deals else [EVERYONE] * len(whole)
         self._owners.update((id(variable), owner) for variable, owner in zip(whole, dealt, strict=True))
         owners = self._owners.values()
@@ -84,9 +84,9 @@ class Dealing:
         """
         return self._owners[id(variable)]
 
-    def is_in_rows(self, variable: Any) -> bool:
+    def is_in_parts(self, variable: Any) -> bool:
         """Returns whether no process has all of a variable that the optimizer updates."""
-        return id(variable) in self._in_rows
+        return id(variable) in self._in_parts
 
     def updates(self, variable: Any) -> bool:
         """Returns whether this process updates some or all of a variable.

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.private.optimizers import variables_of
 from tfdist.sharding import Ownership
-from tfdist.strategies.divided import described_variables, weight_rows
+from tfdist.strategies.divided import described_variables, weight_parts
 from tfdist.strategies.divided.dealing import Dealing, contained, cuts
 
 
@@ -23,7 +23,7 @@ class Footprint:
         weights: bytes of the weights that a process has, at most; their gradients take as many.
         slots: by rank, bytes of the variables that the optimizer keeps there for weights.
         sent: bytes that a process sends in a step with dense gradients, at most; without what split layers exchange.
-        in_rows: bytes of the weights of which each process has some rows, all together.
+        in_parts: bytes of the weights of which each process has some rows, all together.
         at_once: whether a process gathers all of those for a step; otherwise it has those of about two layers at a
             time.
         is_split: whether there are split layers.
@@ -32,14 +32,14 @@ class Footprint:
     weights: int
     slots: tuple[int, ...]
     sent: int
-    in_rows: int = 0
+    in_parts: int = 0
     at_once: bool = False
     is_split: bool = False
 
     def __str__(self) -> str:
-        own = "at most " if self.in_rows else ""
+        own = "at most " if self.in_parts else ""
         exchanged = ", and what split layers exchange" * self.is_split
-        whole = f" {_mb(self.in_rows)} of weights are whole from the forward to the backward pass." * self.at_once
+        whole = f" {_mb(self.in_parts)} of weights are whole from the forward to the backward pass." * self.at_once
         return (
             f"Its variables for weights take {_mb(sum(self.slots))} in all, and at most {_mb(max(self.slots))} in each "
             f"of {len(self.slots)} processes. Each process has weights and gradients of {own}{_mb(self.weights)} each, "
@@ -89,19 +89,19 @@ def footprint_of(dealing: Dealing, at_once: bool = False) -> Footprint:
     """
     split = [variable for variable in dealing.updated if dealing.owner(variable).places]
     others = [variable for variable in dealing.updated if not dealing.owner(variable).places]
-    in_rows = dealing.nbytes(filter(dealing.is_in_rows, others))
-    whole = dealing.nbytes(variable for variable in others if not dealing.is_in_rows(variable))
+    in_parts = dealing.nbytes(filter(dealing.is_in_parts, others))
+    whole = dealing.nbytes(variable for variable in others if not dealing.is_in_parts(variable))
     # In a ring, each process sends all parts but one: gradients and values; values twice, where layers gather them.
-    sent = 2 * (sum(whole) - min(whole)) + (2 if at_once else 3) * (sum(in_rows) - min(in_rows))
+    sent = 2 * (sum(whole) - min(whole)) + (2 if at_once else 3) * (sum(in_parts) - min(in_parts))
     for variable in split:  # the gradients of a part are summed over the processes that have copies
         copies = dealing.owner(variable).copies(dealing.processes)
         sent += 2 * max(dealing.nbytes([variable])) * (copies - 1) // copies
     return Footprint(
-        sum(whole) + max(in_rows) + max(dealing.nbytes(split)),
+        sum(whole) + max(in_parts) + max(dealing.nbytes(split)),
         tuple(dealing.nbytes(dealing.slots)),
         sent,
-        sum(in_rows),
-        at_once and any(in_rows),
+        sum(in_parts),
+        at_once and any(in_parts),
         bool(split),
     )
 
@@ -132,7 +132,7 @@ def planned(
         sum(part.weights for part in footprints),
         tuple(map(sum, zip(*(part.slots for part in footprints), strict=True))),
         sum(part.sent for part in footprints),
-        sum(part.in_rows for part in footprints),
+        sum(part.in_parts for part in footprints),
         any(part.at_once for part in footprints),
         any(part.is_split for part in footprints),
     )
@@ -173,7 +173,7 @@ def _described(model: Any) -> list[Any]:
 def _rows(model: Any, processes: int) -> dict[int, Ownership]:
     """Returns the rows that each process would have of a model's weights, by id."""
     owners = {
-        id(weight): weight_rows.owner_of_new(weight, processes)
+        id(weight): weight_parts.owner_of_new(weight, processes)
         for weight in model.trainable_variables
         if weight.constraint is None and not weight.overwrite_with_gradient
     }

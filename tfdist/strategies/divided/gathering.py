@@ -30,11 +30,11 @@ import tensorflow as tf
 from tfdist.private import models, rewiring
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import tree
-from tfdist.strategies.divided.weight_rows import WeightRows
+from tfdist.strategies.divided.weight_parts import WeightPart
 
-Sums = Callable[[list[Any], list[WeightRows]], list[Any]]
+Sums = Callable[[list[Any], list[WeightPart]], list[Any]]
 """Function that returns the sums over processes of the gradients of whole weights, of which each gets its rows'."""
-Gather = Callable[[list[WeightRows]], list[tf.Tensor]]
+Gather = Callable[[list[WeightPart]], list[tf.Tensor]]
 """Function that returns whole weights."""
 _INPUTS = "_tfdist_inputs"
 """Attribute of a graph: the inputs of the last call of a layer in it whose weights were gathered."""
@@ -76,7 +76,7 @@ class Collectives:
         self._sums = sums
         self.at_once = at_once
 
-    def gather(self, weights: list[WeightRows], after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+    def gather(self, weights: list[WeightPart], after: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
         """Gathers weights; tapes do not record it.
 
         Args:
@@ -86,7 +86,7 @@ class Collectives:
         with private.stop_recording(), tf.control_dependencies(after):
             return self._gather(weights)
 
-    def gathered(self, groups: Sequence[list[WeightRows]], after: Sequence[tf.Tensor] = ()) -> list[_Whole]:
+    def gathered(self, groups: Sequence[list[WeightPart]], after: Sequence[tf.Tensor] = ()) -> list[_Whole]:
         """Gathers weights, whose gradients tapes record.
 
         Args:
@@ -98,7 +98,7 @@ class Collectives:
             whole for group in groups for whole in self._recorded(group, list(itertools.islice(values, len(group))))
         ]
 
-    def _recorded(self, weights: list[WeightRows], values: list[tf.Tensor]) -> list[_Whole]:
+    def _recorded(self, weights: list[WeightPart], values: list[tf.Tensor]) -> list[_Whole]:
         parts = [weight.copy.read_value() for weight in weights]
 
         def backward(*gradients: Any) -> list[Any]:
@@ -111,7 +111,7 @@ class Collectives:
         wholes = [_Whole(value) for value in private.with_gradient(values, parts, backward)]
         return wholes
 
-    def read(self, weight: WeightRows) -> tf.Tensor:
+    def read(self, weight: WeightPart) -> tf.Tensor:
         """Returns a whole weight, in the call of a layer that has it, or elsewhere, where all processes read it.
 
         Args:
@@ -124,7 +124,7 @@ class Collectives:
         with _building(_home()):
             return self.gathered([[weight]])[0].value
 
-    def assign(self, weight: WeightRows, value: Any) -> None:
+    def assign(self, weight: WeightPart, value: Any) -> None:
         """Assigns this process's rows of a value of a whole weight.
 
         Args:
@@ -144,7 +144,7 @@ class _Call:
         after: tensors that the gather of the weights waits for.
     """
 
-    def __init__(self, groups: Sequence[list[WeightRows]], after: Sequence[tf.Tensor]) -> None:
+    def __init__(self, groups: Sequence[list[WeightPart]], after: Sequence[tf.Tensor]) -> None:
         self._weights = list(itertools.chain(*groups))
         self._collectives = self._weights[0].collectives
         self._graph = _home()
@@ -152,12 +152,12 @@ class _Call:
             wholes = self._collectives.gathered(groups, after)
         self._wholes = {id(weight): whole for weight, whole in zip(self._weights, wholes, strict=True)}
 
-    def value(self, weight: WeightRows) -> tf.Tensor | None:
+    def value(self, weight: WeightPart) -> tf.Tensor | None:
         """Returns a whole weight; None if it is not gathered for this call, or in another function's graph."""
         whole = self._wholes.get(id(weight))
         return whole.value if whole is not None and _home() is self._graph else None
 
-    def forget(self, weight: WeightRows) -> None:
+    def forget(self, weight: WeightPart) -> None:
         """Has a weight that is assigned a value gathered anew where it is read next."""
         if self._wholes.pop(id(weight), None) is not None:
             self._weights.remove(weight)
@@ -196,7 +196,7 @@ class _Call:
             whole = self._wholes[id(weight)]
             whole.again, whole.since = value, since
 
-    def _is_written(self, weight: WeightRows) -> bool:
+    def _is_written(self, weight: WeightPart) -> bool:
         """Returns whether the weight may have another value now than when it was gathered."""
         handle = private.captured(self._graph, weight.copy.handle)
         return rewiring.is_written_since(handle, self._wholes[id(weight)].value.op)
@@ -234,7 +234,7 @@ def within() -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def calling(groups: Sequence[Sequence[WeightRows]], arguments: Any) -> Iterator[Callable[[Any], Any]]:
+def calling(groups: Sequence[Sequence[WeightPart]], arguments: Any) -> Iterator[Callable[[Any], Any]]:
     """Context of a call of a layer, in which it reads whole weights.
 
     Args:
@@ -258,7 +258,7 @@ def calling(groups: Sequence[Sequence[WeightRows]], arguments: Any) -> Iterator[
         _thread.calls.pop()
 
 
-def _is_gathered(weight: WeightRows) -> bool:
+def _is_gathered(weight: WeightPart) -> bool:
     return any(call.value(weight) is not None for call in _thread.calls)
 
 

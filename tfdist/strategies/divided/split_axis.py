@@ -28,7 +28,7 @@ from tfdist.private import tensorflow as private
 from tfdist.sharding import Ownership, even_bounds
 from tfdist.strategies import current_strategy
 from tfdist.strategies.divided.gathering import Collectives
-from tfdist.strategies.divided.weight_rows import WeightRows
+from tfdist.strategies.divided.weight_parts import WeightPart
 from tfdist.strategies.keras import collective_gradients
 
 Map = Callable[[tf.Tensor, Any], tuple[tf.Tensor, tf.Tensor]]
@@ -121,7 +121,7 @@ class SplitAxis(Collectives):
 
     # Weights.
 
-    def own(self, weights: Sequence[WeightRows]) -> list[tf.Tensor]:
+    def own(self, weights: Sequence[WeightPart]) -> list[tf.Tensor]:
         """Returns this process's parts of weights, for a layer that computes with all of them.
 
         Args:
@@ -132,7 +132,7 @@ class SplitAxis(Collectives):
             values = [tf.identity(part) for part in parts]
         return private.with_gradient(values, parts, lambda *gradients: self._over_copies(gradients, weights))
 
-    def _over_copies(self, gradients: Sequence[Any], weights: Sequence[WeightRows]) -> list[Any]:
+    def _over_copies(self, gradients: Sequence[Any], weights: Sequence[WeightPart]) -> list[Any]:
         if isinstance(gradients[0], tf.IndexedSlices):
             return [self._slices.all_reduce(gradients[0])]
         for gradient, weight in zip(gradients, weights, strict=True):
@@ -141,10 +141,10 @@ class SplitAxis(Collectives):
         names = [weight.variable.path for weight in weights]
         return self._copies.all_reduce(list(gradients), names=names, verb="sum of parts")
 
-    def _whole(self, weights: list[WeightRows]) -> list[tf.Tensor]:
+    def _whole(self, weights: list[WeightPart]) -> list[tf.Tensor]:
         return [self._batches.all_gather(weight.copy.read_value(), weight.owner.axis) for weight in weights]
 
-    def _sums(self, gradients: list[Any], weights: list[WeightRows]) -> list[Any]:
+    def _sums(self, gradients: list[Any], weights: list[WeightPart]) -> list[Any]:
         sharing = current_strategy.sharing()
         terms = [tf.convert_to_tensor(gradient) for gradient in gradients]
         names = [weight.variable.path for weight in weights]

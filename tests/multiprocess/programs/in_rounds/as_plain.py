@@ -14,7 +14,7 @@ from common import assert_close
 from interrupting import Interrupts
 
 import tfdist
-from tfdist.strategies.divided import weight_rows
+from tfdist.strategies.divided import weight_parts
 
 FOLDER = sys.argv[1]
 ROWS, BATCH = 21, 8  # a last batch of 5 rows, of which one process of four gets 2 and the others 1
@@ -83,7 +83,7 @@ def assert_as_plain(make, x, made, optimizer=momentum, epochs=2, loss="mse", **h
     model = compiled(make, optimizer, made, loss, **how)
     losses = fit(model, x, epochs)
     outputs, weights = model.predict(x[:5], verbose=0), model.get_weights()
-    assert any(weight_rows.of(weight) is not None for weight in model.weights)
+    assert any(weight_parts.of(weight) is not None for weight in model.weights)
     if rank == 0:
         plain = compiled(make, optimizer, loss=loss)
         np.testing.assert_allclose(losses, fit(plain, x, epochs), rtol=1e-6)
@@ -154,7 +154,7 @@ def assert_stops_as_plain(model, plain):
         stopping = keras.callbacks.EarlyStopping("loss", mode="max", patience=1, restore_best_weights=True)
         fit(each, callbacks=[stopping])
         assert (stopping.best_epoch, stopping.stopped_epoch) == (0, 1), each
-        parts = [kept.part if (kept := weight_rows.of(weight)) else weight for weight in each.weights]
+        parts = [kept.part if (kept := weight_parts.of(weight)) else weight for weight in each.weights]
         assert [value.shape for value in stopping.best_weights] == [tuple(part.shape) for part in parts]
     assert_close(model, plain.get_weights())
 

@@ -10,7 +10,7 @@ from checking import run_checks
 from common import assert_close
 
 import tfdist
-from tfdist.strategies.divided import weight_rows
+from tfdist.strategies.divided import weight_parts
 
 FOLDER = sys.argv[1]
 ROWS, BATCH = 22, 8  # a last batch of 6 rows
@@ -64,8 +64,8 @@ def model_parallel(**layouts):
     return kd.ModelParallel(layout_map=layout_map, batch_dim_name="data")
 
 
-def in_rows(model):
-    return [weight.path.rpartition("/d")[2] for weight in model.weights if weight_rows.of(weight) is not None]
+def in_parts(model):
+    return [weight.path.rpartition("/d")[2] for weight in model.weights if weight_parts.of(weight) is not None]
 
 
 def guide():
@@ -76,7 +76,7 @@ def guide():
     assert_as_plain(model, fit(model))
     kd.set_distribution(model_parallel(kernel=(None, "model"), output=("data", None)))
     model = compiled(sequential)
-    assert in_rows(model) == (["1/kernel", "2/kernel"])
+    assert in_parts(model) == (["1/kernel", "2/kernel"])
     assert_as_plain(model, fit(model))
 
 
@@ -86,9 +86,9 @@ def turns():
     kd.set_distribution(data)
     with parts.scope():
         model = compiled(sequential)
-        assert in_rows(model) == ["1/kernel"]
+        assert in_parts(model) == ["1/kernel"]
         with data.scope():
-            assert not in_rows(compiled(sequential))
+            assert not in_parts(compiled(sequential))
         losses = fit(model)
         assert_as_plain(model, losses)
     assert kd.distribution() is data

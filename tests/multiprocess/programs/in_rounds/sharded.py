@@ -15,7 +15,7 @@ from interrupting import Interrupts
 
 import tfdist
 from tfdist.private import tensorflow as private
-from tfdist.strategies.divided import weight_rows
+from tfdist.strategies.divided import weight_parts
 
 FOLDER = sys.argv[1]
 ROWS, BATCH = 46, 10  # a last batch of 6 rows
@@ -156,7 +156,7 @@ def memory_after_fit():
         known = {id(each) for each in (*before, *views)}  # a view of rows has no memory of its own
         made = sum(size_of(each) for each in live_variables() if id(each) not in known)
         everything = sum(map(size_of, weights))
-        in_parts = sum(size_of(weight) for weight in weights if weight_rows.of(weight) is not None)
+        in_parts = sum(size_of(weight) for weight in weights if weight_parts.of(weight) is not None)
         assert (in_parts > 0.9 * everything) is (shard == "weights"), in_parts
         share, whole = (2 * everything + in_parts) / size, everything - in_parts
         assert 0.85 * share < made - whole < 1.15 * share, (shard, made, share, whole)

@@ -14,7 +14,7 @@ from common import assert_close
 import tfdist
 from tfdist import sharding
 from tfdist.layers import ColumnParallelDense, ParallelEmbedding, RowParallelDense
-from tfdist.strategies.divided import weight_rows
+from tfdist.strategies.divided import weight_parts
 
 MESHES = {2: {"model": 2}, 3: {"model": 3}, 4: {"data": 2, "model": 2}}
 layers = keras.layers
@@ -170,7 +170,7 @@ def sharded():
         patch.setattr(sharding, "SPLIT_BYTES", 0)
         for how in ({"shard": "optimizer"}, {"shard": "weights"}, {"shard": "weights", "gather": "model"}):
             model = assert_as_plain(images, IMAGES, strategy(**how), averages)
-            in_parts = [weight_rows.of(weight) is not None for weight in model.trainable_weights]
+            in_parts = [weight_parts.of(weight) is not None for weight in model.trainable_weights]
             assert all(in_parts) is (size == 2 and how["shard"] == "weights"), in_parts
 
 

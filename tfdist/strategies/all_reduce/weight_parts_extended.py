@@ -8,16 +8,16 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.sharding import Ownership
-from tfdist.strategies.all_reduce import keras_weight_rows, owned_gradients
+from tfdist.strategies.all_reduce import keras_weight_parts, owned_gradients
 from tfdist.strategies.all_reduce.sharded_extended import Divided, ShardedExtended
-from tfdist.strategies.divided import dealing, weight_rows
+from tfdist.strategies.divided import dealing, weight_parts
 from tfdist.strategies.divided.gathering import Collectives
 from tfdist.strategies.divided.split_axis import Split
-from tfdist.strategies.divided.weight_rows import WeightRows
-from tfdist.strategies.divided_abilities import KeepsRows
+from tfdist.strategies.divided.weight_parts import WeightPart
+from tfdist.strategies.divided_abilities import KeepsParts
 
 
-class WeightRowsExtended(ShardedExtended, KeepsRows):
+class WeightPartsExtended(ShardedExtended, KeepsParts):
     """A `ShardedExtended` whose processes each keep some rows of each large weight, and gather them in each step.
 
     Args:
@@ -34,18 +34,18 @@ class WeightRowsExtended(ShardedExtended, KeepsRows):
         if gather != "layer":
             self.more += f", gather={gather!r}"
         super().__init__(*arguments)
-        self.divides: Callable[[Any], bool] = weight_rows.is_large
-        keras_weight_rows.install()
+        self.divides: Callable[[Any], bool] = weight_parts.is_large
+        keras_weight_parts.install()
         self.gathers_at_once = gather == "model"
         self.weights = Collectives(self._gathered, self._sums, self.gathers_at_once)
 
     def parts_of_new(self, variable: Any, split: Split | None) -> tuple[Ownership, Collectives] | None:
-        """Returns the rows of a new weight that each process keeps, and the weight's collectives; see `KeepsRows`."""
-        owner = weight_rows.owner_of_new(variable, self.group.size, self.divides)
+        """Returns the rows of a new weight that each process keeps, and the weight's collectives; see `KeepsParts`."""
+        owner = weight_parts.owner_of_new(variable, self.group.size, self.divides)
         return None if owner is None else (owner, self.weights)
 
     def number_of_parts(self, mesh_axis: str) -> int:
-        """Returns the number of parts of weights that are split over an axis of the mesh; see `KeepsRows`."""
+        """Returns the number of parts of weights that are split over an axis of the mesh; see `KeepsParts`."""
         if self.group.size == 1:
             return 1
         raise ValueError(
@@ -54,7 +54,7 @@ class WeightRowsExtended(ShardedExtended, KeepsRows):
         )
 
     def initial_value(self, variable: Any, value: Any) -> tf.Tensor:
-        """Returns the chief's initial value of a weight; see `KeepsRows`."""
+        """Returns the chief's initial value of a weight; see `KeepsParts`."""
         return self.value_of_the_chief(value, variable.name, self.group.number("variable"))
 
     def deal(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -72,7 +72,7 @@ class WeightRowsExtended(ShardedExtended, KeepsRows):
         Raises:
             ValueError: the optimizer looks at whole weights, of which this process has a part.
         """
-        parts = [variable for variable in variables if weight_rows.of(variable) is not None]
+        parts = [variable for variable in variables if weight_parts.of(variable) is not None]
         if parts and len(dealing.contained([optimizer])) == 1 and not dealing.cuts(optimizer):
             raise ValueError(
                 f"each process keeps a part of the weight {parts[0].path}, and the optimizer {optimizer.name} may look "
@@ -82,21 +82,21 @@ class WeightRowsExtended(ShardedExtended, KeepsRows):
 
     def assign_part(self, variable: Any, value: Any) -> None:
         """Assigns this process's part of a value to a variable that is divided; see `DealsVariables`."""
-        kept = weight_rows.of(variable)
+        kept = weight_parts.of(variable)
         if kept is None:
             super().assign_part(variable, value)
         else:
             kept.assign(value)
 
     def _divided(self, model: Any) -> dict[int, Divided]:
-        in_rows = {
+        in_parts = {
             id(weight): Divided(weight, kept.owner, kept.part)
             for weight in model.weights
-            if (kept := weight_rows.of(weight)) is not None
+            if (kept := weight_parts.of(weight)) is not None
         }
-        return {**in_rows, **super()._divided(model)}
+        return {**in_parts, **super()._divided(model)}
 
-    def _gathered(self, weights: list[WeightRows]) -> list[tf.Tensor]:
+    def _gathered(self, weights: list[WeightPart]) -> list[tf.Tensor]:
         return self.owned.gathered(
             [weight.copy.read_value() for weight in weights],
             [weight.spec for weight in weights],
@@ -105,6 +105,6 @@ class WeightRowsExtended(ShardedExtended, KeepsRows):
             "weights",
         )
 
-    def _sums(self, gradients: list[Any], weights: list[WeightRows]) -> list[Any]:
+    def _sums(self, gradients: list[Any], weights: list[WeightPart]) -> list[Any]:
         variables, owners = [weight.variable for weight in weights], [weight.owner for weight in weights]
         return owned_gradients.own_sums(self, gradients, variables, owners, self.group.rank)

@@ -24,10 +24,10 @@ from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.divided import gathering, weight_callbacks, weight_rows
+from tfdist.strategies.divided import gathering, weight_callbacks, weight_parts
 from tfdist.strategies.divided.split_axis import Split
-from tfdist.strategies.divided.weight_rows import WeightRows
-from tfdist.strategies.divided_abilities import KeepsRows
+from tfdist.strategies.divided.weight_parts import WeightPart
+from tfdist.strategies.divided_abilities import KeepsParts
 
 _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 """Layers that call others in loops, in which nothing can be gathered: they have the weights of those."""
@@ -67,7 +67,7 @@ def splitting(split: Split) -> Iterator[None]:
 @Once
 def install() -> None:
     """Installs the seams, once."""
-    keras_hooks.add(InRows)
+    keras_hooks.add(InParts)
     replace(layer.Layer, "add_weight", _which_may_be_cut)
     replace(tf_core.Variable, "_initialize_with_initializer", _cut)
     replace(tf_core.Variable, "_deferred_initialize", _left_after_all)
@@ -76,10 +76,10 @@ def install() -> None:
         replace(keras.callbacks.EarlyStopping, name, _of_own_parts)
 
 
-class InRows(keras_hooks.ModelHooks[KeepsRows]):
+class InParts(keras_hooks.ModelHooks[KeepsParts]):
     """Hooks for what reads all weights."""
 
-    ability = KeepsRows
+    ability = KeepsParts
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
         """Replaces callbacks that read weights, so that the writer gets those of all processes."""
@@ -91,10 +91,10 @@ class InRows(keras_hooks.ModelHooks[KeepsRows]):
         Raises:
             ValueError: a weight is not whole.
         """
-        in_rows = [variable for variable in call.model.variables if weight_rows.of(variable) is not None]
-        if in_rows:
+        in_parts = [variable for variable in call.model.variables if weight_parts.of(variable) is not None]
+        if in_parts:
             raise ValueError(
-                f"export: no process has all of the weight {in_rows[0].path}. Save the model, load it outside of the "
+                f"export: no process has all of the weight {in_parts[0].path}. Save the model, load it outside of the "
                 "scope, and export that."
             )
 
@@ -103,12 +103,12 @@ def _which_may_be_cut(original: Callable[..., Any]) -> Callable[..., Any]:
     """Notes weights that layers add, other than those whose updates look at the whole weight."""
 
     def add_weight(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if current_strategy.current(KeepsRows) is None:
+        if current_strategy.current(KeepsParts) is None:
             return original(self, *args, **kwargs)
         before, _adding.on = _adding.on, not (kwargs.get("constraint") or kwargs.get("overwrite_with_gradient"))
         try:
             variable = original(self, *args, **kwargs)
-            if _adding.on and models.initializer_of(variable) is not None and weight_rows.of(variable) is None:
+            if _adding.on and models.initializer_of(variable) is not None and weight_parts.of(variable) is None:
                 setattr(variable, _ADDED, (_adding.split,))
             return variable
         finally:
@@ -119,7 +119,7 @@ def _which_may_be_cut(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _cut(original: Callable[..., Any]) -> Callable[..., Any]:
     def _initialize_with_initializer(self: Any, initializer: Any) -> None:
-        extended = current_strategy.current(KeepsRows)
+        extended = current_strategy.current(KeepsParts)
         added = (_adding.split,) if _adding.on else getattr(self, _ADDED, None)
         if extended is None or added is None or not (self.trainable or added[0]):  # layers of a pair are split, or none
             return original(self, initializer)
@@ -134,7 +134,7 @@ def _cut(original: Callable[..., Any]) -> Callable[..., Any]:
                 with extended.local_only():
                     original(self, rows)
 
-            weight_rows.keep(self, value, owner, extended.group.rank, make, collectives)
+            weight_parts.keep(self, value, owner, extended.group.rank, make, collectives)
         return None
 
     return _initialize_with_initializer
@@ -145,7 +145,7 @@ def _left_after_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def _deferred_initialize(self: Any) -> None:
         original(self)
-        kept = weight_rows.of(self)
+        kept = weight_parts.of(self)
         if kept is not None:
             kept.leave()
 
@@ -170,9 +170,9 @@ def _of_own_parts(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_keras = type(self) is keras.callbacks.EarlyStopping
-        if not is_keras or current_strategy.of_model(self.model, KeepsRows) is None:
+        if not is_keras or current_strategy.of_model(self.model, KeepsParts) is None:
             return original(self, *args, **kwargs)
-        with weight_rows.only_parts(self.model.weights):
+        with weight_parts.only_parts(self.model.weights):
             return original(self, *args, **kwargs)
 
     return hook
@@ -183,7 +183,7 @@ def _only_computes_shapes(*arguments: Any) -> bool:
     return symbolic_scope.in_symbolic_scope() or any(given)
 
 
-def _groups_of(of: Any, is_outermost: bool) -> list[list[WeightRows]]:
+def _groups_of(of: Any, is_outermost: bool) -> list[list[WeightPart]]:
     """Returns the weights to gather for a call of a layer, of which this process keeps some rows.
 
     Those of layers in it are gathered with its own if it calls them in loops, or if those of a whole model are gathered
@@ -200,7 +200,7 @@ def _groups_of(of: Any, is_outermost: bool) -> list[list[WeightRows]]:
     return [_rows_of(models.layers_of(of) if isinstance(of, _LOOPS) else [of])]
 
 
-def _rows_of(layers: list[Any]) -> list[WeightRows]:
+def _rows_of(layers: list[Any]) -> list[WeightPart]:
     variables = (variable for part in layers for variable in models.own_variables(part))
-    found = [kept for variable in variables if (kept := weight_rows.of(variable)) is not None]
+    found = [kept for variable in variables if (kept := weight_parts.of(variable)) is not None]
     return [kept for kept in found if kept.collectives.gathers_for_calls]

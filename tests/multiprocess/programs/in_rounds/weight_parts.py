@@ -16,7 +16,7 @@ from common import assert_close
 
 import tfdist
 from tfdist import sharding
-from tfdist.strategies.divided import weight_rows
+from tfdist.strategies.divided import weight_parts
 
 sharding.SPLIT_BYTES = 0
 layers = keras.layers
@@ -93,7 +93,7 @@ def assert_as_plain(make, x, made, *arguments):
     """And no process has a weight whole that has rows for all."""
     model = as_plain.assert_as_plain(make, x, made, *arguments)
     for weight in model.trainable_weights:
-        assert (weight_rows.of(weight) is None) == (weight.shape[0] < size), weight.path
+        assert (weight_parts.of(weight) is None) == (weight.shape[0] < size), weight.path
         assert weight._value is None or weight.shape[0] < size, weight.path
 
 

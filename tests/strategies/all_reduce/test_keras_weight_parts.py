@@ -1,4 +1,4 @@
-"""Seams for weights in rows; `tests/multiprocess/test_weight_rows.py` trains whole models."""
+"""Seams for weights in rows; `tests/multiprocess/test_weight_parts.py` trains whole models."""
 
 import functools
 
@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import RankedShards
-from tfdist.strategies.all_reduce.weight_rows_extended import WeightRowsExtended
-from tfdist.strategies.divided import weight_rows
+from tfdist.strategies.all_reduce.weight_parts_extended import WeightPartsExtended
+from tfdist.strategies.divided import weight_parts
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +21,12 @@ def test_layers_have_whole_weights_while_they_are_called(ranks):
     """Also a layer whose cell is called in a loop, and one that is built while a model is traced."""
 
     def work(group):
-        strategy = RankedShards(group, WeightRowsExtended)
+        strategy = RankedShards(group, WeightPartsExtended)
         with strategy.scope():
             keras.utils.set_random_seed(group.rank)  # all get the chief's values
             model = keras.Sequential([keras.layers.LSTM(3), keras.layers.Dense(2)])
             model.build((None, 4, 2))
-        assert all(weight_rows.of(weight) for weight in model.weights)
+        assert all(weight_parts.of(weight) for weight in model.weights)
         return model.get_weights(), model(x).numpy()
 
     x = np.random.default_rng(0).normal(size=(3, 4, 2)).astype("float32")
@@ -44,7 +44,7 @@ def test_shapes_are_computed_without_gathering(ranks):
     """A process may compute them alone."""
 
     def work(group):
-        strategy = RankedShards(group, WeightRowsExtended)
+        strategy = RankedShards(group, WeightPartsExtended)
         with strategy.scope():
             layer = keras.layers.Dense(3)
             layer.build((None, 4))
@@ -58,7 +58,7 @@ def test_a_step_gathers_each_layer_twice_or_the_model_once(ranks, gather, gather
     """Gradients are summed layer by layer, the last one first."""
 
     def work(group):
-        strategy = RankedShards(group, functools.partial(WeightRowsExtended, gather=gather))
+        strategy = RankedShards(group, functools.partial(WeightPartsExtended, gather=gather))
         with strategy.scope():
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(2)])
         weights, gathered, summed = strategy.extended.weights, [], []
@@ -87,7 +87,7 @@ class OfMyOwn(keras.callbacks.EarlyStopping):
 @pytest.mark.parametrize("kind", [keras.callbacks.EarlyStopping, OfMyOwn])
 def test_early_stopping_keeps_parts_and_sends_nothing(ranks, kind):
     def work(group):
-        strategy = RankedShards(group, WeightRowsExtended)
+        strategy = RankedShards(group, WeightPartsExtended)
         with strategy.scope():
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
         model.set_weights([np.arange(12.0).reshape(4, 3), np.arange(3.0)])
@@ -112,7 +112,7 @@ def test_early_stopping_keeps_parts_and_sends_nothing(ranks, kind):
 
 def test_export_is_refused(ranks, tmp_path):
     def work(group):
-        strategy = RankedShards(group, WeightRowsExtended)
+        strategy = RankedShards(group, WeightPartsExtended)
         with strategy.scope():
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
         with pytest.raises(ValueError, match="load it outside of the scope, and export that"):

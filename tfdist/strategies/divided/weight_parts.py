@@ -1,4 +1,4 @@
-"""Weights of which each process keeps some rows, and no process keeps all."""
+"""Weights of which each process keeps a part, and no process keeps all."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from tfdist.strategies.divided import described_variables
 if TYPE_CHECKING:
     from tfdist.strategies.divided.gathering import Collectives
 
-_ROWS = "_tfdist_weight_rows"
-"""Attribute of a Keras variable: its `WeightRows`."""
+_PART = "_tfdist_weight_part"
+"""Attribute of a Keras variable: its `WeightPart`."""
 
 
-class _InRows(keras.Variable):
-    """A Keras variable of which each process keeps some rows. Tapes take its gradient by those."""
+class _InParts(keras.Variable):
+    """A Keras variable of which each process keeps a part. Tapes take its gradient by that."""
 
     @property
     def handle(self) -> Any:
-        """The handle of this process's rows."""
-        return getattr(self, _ROWS).copy.handle
+        """The handle of this process's part."""
+        return getattr(self, _PART).copy.handle
 
 
-class WeightRows:
-    """This process's rows of a weight.
+class WeightPart:
+    """This process's part of a weight.
 
     Args:
         variable: the weight, a Keras variable.
-        owner: the rows of each process.
+        owner: the part of each process.
         rank: rank of this process.
-        part: this process's rows, as the value of a Keras variable.
+        part: this process's part, as the value of a Keras variable.
         collectives: collectives of the weights.
 
     Attributes:
         variable: as given.
         owner: as given.
-        index: index of this process's rows.
+        index: index of this process's part.
         part: as given.
         collectives: as given.
     """
@@ -68,7 +68,7 @@ class WeightRows:
 
     @property
     def copy(self) -> Any:
-        """The rows as a `tf.Variable`."""
+        """The part as a `tf.Variable`."""
         return private.copies(self.part)[0]
 
     @property
@@ -77,7 +77,7 @@ class WeightRows:
         return tf.TensorSpec(self.variable.shape, self.part.dtype)
 
     def assign(self, value: Any) -> None:
-        """Assigns this process's rows of a value of the whole weight."""
+        """Assigns this process's part of a value of the whole weight."""
         self.copy.assign(tf.cast(value[self.index], self.part.dtype), read_value=False)
 
 
@@ -105,27 +105,27 @@ def owner_of_new(variable: Any, processes: int, divides: Callable[[Any], bool] =
     return Ownership(None, sharding.even_bounds(rows, processes))
 
 
-def of(variable: Any) -> WeightRows | None:
-    """Returns this process's rows of a weight; None if the process has all of it.
+def of(variable: Any) -> WeightPart | None:
+    """Returns this process's part of a weight; None if the process has all of it.
 
     Args:
         variable: a variable of Keras or TensorFlow.
     """
-    return getattr(variable, _ROWS, None)
+    return getattr(variable, _PART, None)
 
 
 def only_parts(variables: Iterable[Any]) -> AbstractContextManager[None]:
-    """Returns a context in which weights are only this process's rows: reading and assigning them sends nothing.
+    """Returns a context in which weights are only this process's parts: reading and assigning them sends nothing.
 
     Args:
         variables: variables of Keras; those of which the process has all stay as they are.
     """
     kept = [found for variable in variables if (found := of(variable)) is not None]
-    return described_variables.standing_in([(rows.variable, rows.index, rows.part) for rows in kept])
+    return described_variables.standing_in([(part.variable, part.index, part.part) for part in kept])
 
 
 def is_part(gradient: Any, variable: Any) -> bool:
-    """Returns whether a gradient is that of this process's rows, and not of a whole weight.
+    """Returns whether a gradient is that of this process's part, and not of a whole weight.
 
     Args:
         gradient: gradient by a variable, dense or sparse.
@@ -145,14 +145,14 @@ def keep(
     make: Callable[[Any], None],
     collectives: Collectives,
 ) -> None:
-    """Gives a new variable this process's rows of its initial value.
+    """Gives a new variable this process's part of its initial value.
 
     Args:
         variable: a Keras variable without a value.
         value: initial value of the whole variable.
-        owner: the rows of each process.
+        owner: the part of each process.
         rank: rank of this process.
-        make: function that allocates the variable by an initializer; its shape is that of the rows then.
+        make: function that allocates the variable by an initializer; its shape is that of the part then.
         collectives: collectives of the weights.
     """
     # Copied: TensorFlow's rows of a tensor share its memory, and would keep all of it.
@@ -160,7 +160,7 @@ def keep(
     described_variables.describe(variable)
     with shaped(variable, tuple(own.shape)):
         make(lambda shape, dtype=None: own)
-    kept = WeightRows(variable, owner, rank, value_of(variable), collectives)
-    setattr(variable, _ROWS, kept)
-    variable.__class__ = _InRows
+    kept = WeightPart(variable, owner, rank, value_of(variable), collectives)
+    setattr(variable, _PART, kept)
+    variable.__class__ = _InParts
     kept.leave()
