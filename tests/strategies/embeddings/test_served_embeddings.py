@@ -10,7 +10,7 @@ from tests.sweeps import sweep
 from tfdist.errors import TfdistError
 from tfdist.parameter_server import LocalSteps
 
-ROWS, DIM = 100_000, 32
+ROWS, DIM = 20_000, 32
 KEYS = np.random.default_rng(0).integers(0, ROWS, (200, 8))
 TARGETS = np.random.default_rng(1).normal(size=(200, 1)).astype("float32")
 TABLE = ROWS * DIM * 4
@@ -50,10 +50,10 @@ def test_sparse_gradients_send_only_used_rows(optimizer):
         model = embedded(strategy, optimizer)
         fit(model, KEYS[:8], y=TARGETS[:8], batch_size=8, epochs=1)
         before = sent(model)
-        fit(model, KEYS, y=TARGETS, batch_size=8, epochs=1)
-        assert sent(model) - before < TABLE + TABLE / 10, "one reading of all, and 25 steps"
+        fit(model, KEYS[:80], y=TARGETS[:80], batch_size=8, epochs=1)
+        assert sent(model) - before < TABLE + TABLE / 10, "one reading of all, and 10 steps"
         fit(alone, KEYS[:8], y=TARGETS[:8], batch_size=8, epochs=1)
-        fit(alone, KEYS, y=TARGETS, batch_size=8, epochs=1)
+        fit(alone, KEYS[:80], y=TARGETS[:80], batch_size=8, epochs=1)
         assert_close(model, alone)
 
 

@@ -176,7 +176,7 @@ def test_one_rank_compiles_and_the_other_does_not(ranks, name, compiled):
 
 
 def test_local_sgd_trains_equally_with_xla(ranks, compiled):
-    ranks(2)(lambda group: check_equal(RankedLocal(group), MODELS["own steps"]))
+    ranks(2)(lambda group: check_equal(RankedLocal(group), lambda: dense(OwnSteps)))
     assert compiled
 
 
