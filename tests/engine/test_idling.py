@@ -70,6 +70,19 @@ def test_naps_grow_up_to_a_limit_and_begin_anew(clock):
     assert clock.naps[-1] == pytest.approx(20e-6)
 
 
+def test_naps_of_long_waits_are_a_part_of_the_wait(clock):
+    waiting, begun = Idling(Contention()), clock.now
+    while clock.now < begun + 1:
+        waited = clock.now - begun
+        waiting.nap()
+        assert clock.naps[-1] <= max(300e-6, 0.01 * waited)
+    assert clock.naps[-1] == pytest.approx(5e-3)
+    assert len(clock.naps) < 600
+    waiting.moved()
+    waiting.nap()
+    assert clock.naps[-1] == pytest.approx(20e-6)
+
+
 def test_naps_are_not_counted_as_contention(clock):
     contention = Contention()
     waiting = Idling(contention)

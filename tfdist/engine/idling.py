@@ -14,6 +14,10 @@ _CONTENDED_SECONDS = 0.2
 _SHORTEST_NAP = 20e-6
 _LONGEST_NAP = 3e-4
 """Maximum nap in seconds. A link of 1 Gbit/s is not idle meanwhile, as the kernel buffers about 100 KiB for it."""
+_PART_OF_WAIT = 0.01
+_LONGEST_NAP_OF_LONG_WAITS = 5e-3
+"""Where nothing has come for long, a nap may take a part of that time, up to a limit: a poll takes a tenth of a core
+with naps of 0.3 ms, and a rank that waits for another one's trace waits for seconds."""
 
 
 class Contention:
@@ -46,6 +50,7 @@ class Idling:
     def moved(self) -> None:
         """Begins to spin again, because a transfer has progressed and more may follow at once."""
         now = self._look()
+        self._begun = now
         self._spin_until = now + _SPIN_SECONDS if now > self._contention.until else 0.0
         self._nap = _SHORTEST_NAP
 
@@ -60,8 +65,9 @@ class Idling:
     def nap(self) -> None:
         """Sleeps; each successive sleep is longer, up to a limit."""
         time.sleep(self._nap)
-        self._nap = min(2 * self._nap, _LONGEST_NAP)
         self._last, self._computed = time.perf_counter(), time.thread_time()
+        longest = max(_LONGEST_NAP, min(_PART_OF_WAIT * (self._last - self._begun), _LONGEST_NAP_OF_LONG_WAITS))
+        self._nap = min(2 * self._nap, longest)
 
     def _look(self) -> float:
         now, computed = time.perf_counter(), time.thread_time()
