@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.strategies.ranked import Ranked
 from tfdist.seams import trainer
-from tfdist.strategies import abilities, keras_hooks
+from tfdist.strategies import abilities, divided_abilities, keras_hooks
 from tfdist.strategies.keras import keras_seams
 
 X = np.ones((4, 2), np.float32)
@@ -36,7 +36,8 @@ def evaluate(strategy):
 
 
 @pytest.mark.parametrize(
-    ("ability", "has_it"), [(abilities.Ability, True), (abilities.DataParallel, True), (abilities.HasStages, False)]
+    ("ability", "has_it"),
+    [(abilities.Ability, True), (abilities.DataParallel, True), (divided_abilities.HasStages, False)],
 )
 def test_hooks_run_for_strategies_with_the_ability(ranks, monkeypatch, ability, has_it):
     strategy = Ranked(ranks(1).groups[0])

@@ -22,7 +22,8 @@ SAMPLES, BATCH, EPOCHS, RATE = 1400, 32, 3, 0.125
 folder, dies = Path(sys.argv[1]), sys.argv[2]
 """The second is "worker", "server" or "chief"; the first names a folder for all, and for snapshots."""
 kept = Servers(snapshots=folder / "snapshots", snapshot_seconds=0.2) if dies == "server" else Servers()
-mode = BoundedStaleness(2) if dies == "worker" else Asynchronous()  # in their third steps both wait for the server
+# Worker 1 may begin when the chief has taken three steps and waits, and takes three more, from the chief's clock on.
+mode = BoundedStaleness(3) if dies == "worker" else Asynchronous()
 strategy = ParameterServerStrategy(synchronization=mode, servers=kept, data="shared")
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 worker = task["index"] + (task["type"] == "worker" and dies == "chief")
