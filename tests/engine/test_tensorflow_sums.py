@@ -100,6 +100,8 @@ def test_a_member_that_ends_its_script_ends_sums_a_while_later(links):
 def test_cause_of_an_error_of_tensorflow(links, message, kind):
     """The job may find out later than TensorFlow which process is lost."""
     sums, watcher, _ = links
-    threading.Timer(0.01, watcher.failed, [PeerLostError("rank 1 died")]).start()
+    timer = threading.Timer(0.01, watcher.failed, [PeerLostError("rank 1 died")])
+    timer.start()
     cause = sums.cause_of(tf.errors.UnavailableError(None, None, message))
+    timer.join()
     assert kind is type(cause) or (kind is None and cause is None)

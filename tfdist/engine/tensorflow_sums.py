@@ -52,14 +52,13 @@ class TensorFlowSums:
         own = tf.DeviceSpec.from_string(device if device.startswith("/") else f"/{device}")
         self._links = _links(group, own.device_type, host, timeouts)
         self._device = f"{self._links.task}/device:{own.device_type}:{own.device_index}"
+        key, self._order = self._links.line(self._device)
         self._options = {
             "group_size": group.size,
-            "group_key": _FIRST_KEY + group.number("sums by TensorFlow"),
+            "group_key": key,
             "communication_hint": "nccl" if own.device_type == "GPU" else "ring",
             "timeout_seconds": timeouts.collective,
         }
-        with tf.device(self._device):
-            self._order = tf.Variable(0.0, trainable=False, name="tfdist_order_of_sums")
 
     def cause_of(self, error: tf.errors.OpError) -> TfdistError | None:
         """Returns the error of tfdist that an error of TensorFlow has come from; None if it is not that of a sum.
@@ -133,7 +132,7 @@ class _Links(Watcher):
         group: as given.
         task: as given.
         failure: the error because of which no sum can complete any more; None if there is none.
-        known: event that is set when there is such an error.
+        known: event that is set when there is such an error, and sums have been ended.
     """
 
     def __init__(self, group: ProcessGroup, control: Control, task: str, patience: float) -> None:
@@ -143,7 +142,20 @@ class _Links(Watcher):
         self.known = threading.Event()
         self._control = control
         self._patience = patience
+        self._lines: dict[str, tuple[int, tf.Variable]] = {}
         control.watch(self)
+
+    def line(self, device: str) -> tuple[int, tf.Variable]:
+        """Returns the number of a group of devices, and a variable whose handle keeps the order of all of its sums.
+
+        Args:
+            device: this process's device in the group. All processes name theirs in the same order.
+        """
+        if device not in self._lines:
+            with tf.device(device):
+                order = tf.Variable(0.0, trainable=False, name="tfdist_order_of_sums")
+            self._lines[device] = _FIRST_KEY + len(self._lines), order
+        return self._lines[device]
 
     def lost(self, task: int, error: TfdistError) -> None:
         """Ends sums, which need each process."""
@@ -166,8 +178,8 @@ class _Links(Watcher):
         """Ends all sums, now and later."""
         if self.failure is None:
             self.failure = error
-            self.known.set()
             private.abort_collectives(str(error))
+            self.known.set()
 
 
 _lock = threading.Lock()

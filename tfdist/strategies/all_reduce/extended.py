@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # jobs without servers do not load these modules
 
 
 _KEYS_OF_A_PROCESS = 1 << 17
+"""Distance between the numbers of two processes' groups of devices."""
 _key_bases = itertools.count(0, 1000)
 """Numbers from which TensorFlow numbers the groups of each strategy's devices."""
 
