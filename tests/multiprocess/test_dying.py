@@ -11,7 +11,7 @@ from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
-PROGRAM = str(harness.PROGRAMS / "in_rounds" / "dying.py")
+PROGRAM = str(harness.PROGRAMS / "in_parts" / "dying.py")
 ALWAYS = [("weights", "making", 1), ("mesh", "backward", 0), ("weights", "saving", 1)]
 CASES = itertools.product(
     ("optimizer", "weights", "at once", "mesh"), ("making", "forward", "backward", "saving", "loading"), (0, 1)

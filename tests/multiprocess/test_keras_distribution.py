@@ -8,7 +8,7 @@ from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
-PROGRAM = str(harness.PROGRAMS / "in_rounds" / "keras_distribution.py")
+PROGRAM = str(harness.PROGRAMS / "in_parts" / "keras_distribution.py")
 CHECKS = ["guide", "turns", "own_data", "refused"]
 
 

@@ -8,7 +8,7 @@ from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
-PROGRAM = str(harness.PROGRAMS / "in_rounds" / "split_layers.py")
+PROGRAM = str(harness.PROGRAMS / "in_parts" / "split_layers.py")
 CHECKS = ["models", "second_order", "loops", "files", "few", "refused"]
 MORE = ["accumulation", "restarted", "sharded", "ways"]
 

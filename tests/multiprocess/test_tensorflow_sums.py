@@ -11,7 +11,7 @@ from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
-PROGRAM = str(harness.PROGRAMS / "in_rounds" / "tensorflow_sums.py")
+PROGRAM = str(harness.PROGRAMS / "tensorflow_sums.py")
 CHECKS = ["models", "loops", "refused"]
 
 

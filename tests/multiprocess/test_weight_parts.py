@@ -8,7 +8,7 @@ from tests.sweeps import sweep
 
 pytestmark = pytest.mark.multiprocess
 
-PROGRAM = str(harness.PROGRAMS / "in_rounds" / "weight_parts.py")
+PROGRAM = str(harness.PROGRAMS / "in_parts" / "weight_parts.py")
 CHECKS = ["models", "optimizers", "loops", "files", "restarted", "read", "refused"]
 MORE = ["convolutions", "accumulation", "ways", "optimizers_exchanged"]
 AT_ONCE = ["models_at_once", "convolutions_at_once", "ways_at_once", "loops_at_once"]

@@ -5,6 +5,7 @@ import os
 import keras
 import numpy as np
 import tensorflow as tf
+from comparing import assert_close
 
 import tfdist
 
@@ -17,20 +18,6 @@ def dealt(cases, place, among):
 def in_sweeps(*cases):
     """Cases that only sweeps have, as others show the same."""
     return cases if os.environ.get("TEST_SWEEP") else ()
-
-
-def assert_alike(model, what="weights"):
-    """All processes have the same bits."""
-    for place, variable in enumerate(getattr(model, what)):
-        everyone = tfdist.all_gather(tf.constant(variable.numpy()[None]))
-        assert (everyone.numpy() == everyone.numpy()[0]).all(), f"{what} {place} {variable.path}"
-
-
-def assert_close(model, expected, rtol=1e-9):
-    """The weights of a model, or given ones, are close to those expected."""
-    weights = model if isinstance(model, list) else model.get_weights()
-    for weight, other in zip(weights, expected, strict=True):
-        np.testing.assert_allclose(weight, other, rtol=0, atol=rtol * np.abs(other).max())
 
 
 def sums_are_those_of_the_whole_batch(linear, strategy, place):
@@ -125,46 +112,3 @@ def gradient(weights, x, y):
     """Returns the gradient of the mean squared error of x W + b."""
     error = 2 * (x @ weights[0] + weights[1] - y) / max(y.size, 1)
     return [x.T @ error, error.sum(axis=0)]
-
-
-class Gan(keras.Model):
-    """Two networks, each with an optimizer."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.other = keras.layers.Dense(5), keras.layers.Dense(1)
-        self.loss_tracker = keras.metrics.Mean("loss")
-
-    def build(self, shape):
-        self.one.build((None, 5))
-        self.other.build((None, 5))
-
-    def compile(self, optimizer_of_one, optimizer_of_other):
-        super().compile()
-        self.of_one, self.of_other = optimizer_of_one, optimizer_of_other
-
-    def train_step(self, data):
-        with tf.GradientTape(persistent=True) as tape:
-            made = self.other(self.one(data))
-            loss, against = tf.reduce_mean(tf.square(made - 1)), tf.reduce_mean(tf.square(made))
-        for optimizer, value, network in ((self.of_one, loss, self.one), (self.of_other, against, self.other)):
-            variables = network.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
-        self.loss_tracker.update_state(loss)
-        return {"loss": self.loss_tracker.result()}
-
-
-def stepping(strategy, model):
-    """A step of training in a loop of one's own."""
-
-    def replica(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
-        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-        return loss
-
-    @tf.function
-    def step(x, y):
-        return strategy.run(replica, (x, y))
-
-    return step

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import Gan, Sets, assert_alike, assert_close, dealt, gradient, stepping
+from common import Sets, dealt, gradient
+from comparing import assert_alike, assert_close
 from interrupting import Interrupts
+from own_steps import Gan, stepping
 
 import tfdist
 

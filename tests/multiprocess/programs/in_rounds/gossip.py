@@ -10,19 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import (
-    Gan,
-    Stops,
-    assert_alike,
-    assert_close,
-    callbacks_set_rates_and_weights,
-    dealt,
-    in_sweeps,
-    stepping,
-    sums_are_those_of_the_whole_batch,
-)
+from common import Stops, callbacks_set_rates_and_weights, dealt, in_sweeps, sums_are_those_of_the_whole_batch
+from comparing import assert_alike, assert_close
 from gossip_reference import Training, exponential, ring
 from interrupting import Interrupts
+from own_steps import Gan, stepping
 from replay import Recorder, replayed
 
 import tfdist

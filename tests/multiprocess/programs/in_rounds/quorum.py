@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import Gan, assert_close, dealt, gradient, in_sweeps, stepping
+from common import dealt, gradient, in_sweeps
+from comparing import assert_close
 from interrupting import Interrupts
+from own_steps import Gan, stepping
 
 import tfdist
 from tfdist.local_sgd import Averaging, Outer

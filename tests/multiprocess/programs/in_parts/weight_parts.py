@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from as_plain import FOLDER, IMAGES, TOKENS, X, accumulated, averages, compiled, fit, rank, scaled, size
 from checking import run_checks
-from common import assert_close
+from comparing import assert_close
 
 import tfdist
 from tfdist import sharding

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import Gan, assert_alike, assert_close, stepping
+from comparing import assert_alike, assert_close
 from interrupting import Interrupts
+from own_steps import Gan, stepping
 
 import tfdist
 from tfdist.private import tensorflow as private

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from common import assert_close
+from comparing import assert_close
 from interrupting import Interrupts
 
 import tfdist

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import assert_alike, assert_close
+from comparing import assert_alike, assert_close
 
 import tfdist
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from as_plain import IMAGES, TOKENS, X, Y, accumulated, assert_as_plain, averages, compiled, rank, scaled, size
 from checking import run_checks
-from common import assert_close
+from comparing import assert_close
 
 import tfdist
 from tfdist import sharding

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import assert_close
+from comparing import assert_close
 
 import tfdist
 from tfdist.strategies.divided import weight_parts
