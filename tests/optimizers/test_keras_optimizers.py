@@ -5,6 +5,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.optimizers.keras_optimizers import gradients_of
+from tfdist.private import epochs
 from tfdist.strategies.keras import compiled_functions
 
 call = compiled_functions.call
@@ -16,6 +17,24 @@ def test_gradients_of_finds_averager_of_wrapped_optimizers():
     assert gradients_of(optimizer) is gradients_of(keras.optimizers.LossScaleOptimizer(optimizer)) is not None
     assert gradients_of(keras.optimizers.SGD()) is None
     assert gradients_of(None) is gradients_of("sgd") is None
+
+
+def test_fit_and_evaluate_do_not_wait_for_the_autotuner(monkeypatch):
+    """Once for each call of `fit`, for its validation data, and for each call of `evaluate`."""
+    untuned = []
+    monkeypatch.setattr(epochs, "untune", untuned.append)
+    tfdist.init()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    x, y = tf.ones([4, 3]), tf.ones([4, 1])
+    model.compile("sgd", "mse")
+    model.fit(x, y, verbose=0)
+    assert not untuned
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+    model.fit(x, y, validation_data=(x, y), verbose=0)
+    model.evaluate(x, y, verbose=0)
+    assert len(untuned) == 3
+    model.train_on_batch(x, y)
+    assert len(untuned) == 3
 
 
 class OwnStep(keras.Model):

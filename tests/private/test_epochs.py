@@ -19,6 +19,13 @@ def test_spec_of_iterator_has_dtypes_of_batches():
     assert [tensor_spec.dtype for tensor_spec in tf.nest.flatten(spec)] == [tf.float32] * 2
 
 
+def test_untuned_iterators_read_the_same_batches():
+    iterator = iterator_of(X, batch_size=2)
+    epochs.untune(iterator)
+    assert iterator._distributed_dataset.options().autotune.enabled is False
+    assert [float(next(batches)[0, 0]) for *_, batches in iterator] == [0.0, 4.0]
+
+
 def test_end_epoch_restarts_the_data():
     iterator = iterator_of(X, batch_size=1, steps_per_epoch=2)
     seen = []

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdist.optimizers import local_layers
 from tfdist.optimizers.gradients import GradientAverager
 from tfdist.optimizers.initial_weight_check import InitialWeightCheck
+from tfdist.private import epochs
 from tfdist.private.keras import tree
 from tfdist.private.models import without_xla
 from tfdist.seams import optimizer, trainer
@@ -131,6 +132,11 @@ class AveragingModelHooks(trainer.TrainerHooks):
             given.append(InitialWeightCheck(self._gradients))
         else:
             call.arguments["callbacks"] = [*tree.flatten(given or []), InitialWeightCheck(self._gradients)]
+
+    def symbolic_build(self, call: trainer.TrainerCall) -> None:
+        """Disables `tf.data`'s autotuner, for which all processes would wait at the end of each epoch."""
+        if call.arguments["iterator"] is not None:
+            epochs.untune(call.arguments["iterator"])
 
     def make_function(self, call: trainer.TrainerCall) -> contextlib.AbstractContextManager[None] | None:
         """Makes XLA compile the part of Keras's own step before the averaging, but not steps of users.

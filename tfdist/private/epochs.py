@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
+from tfdist.private.tensorflow import not_tuned
+
 
 def spec_of(iterator: Any) -> Any:
     """Returns the element spec of the dataset that an epoch iterator reads; None if the dataset has none."""
     return getattr(iterator._distributed_dataset, "element_spec", None)
+
+
+def untune(iterator: Any) -> None:
+    """Disables `tf.data`'s autotuner for what an epoch iterator reads; see `tfdist.private.tensorflow.not_tuned`."""
+    if isinstance(iterator._distributed_dataset, tf.data.Dataset):
+        iterator._distributed_dataset = not_tuned(iterator._distributed_dataset)
 
 
 def end_epoch(iterator: Any) -> None:

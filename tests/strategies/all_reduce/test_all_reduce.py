@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist.strategies.step_calls import StepCalls
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +80,6 @@ def test_datasets_are_not_tuned_unless_the_user_asks_for_it():
         ):
             iterator = iter(distributed)._iterators[0]
             assert iterator._dataset.options().autotune.enabled is enabled
+        with strategy.extended.reading_for_keras(StepCalls()):
+            read_by_keras = strategy.experimental_distribute_dataset(dataset)
+        assert read_by_keras.options().autotune.enabled is enabled

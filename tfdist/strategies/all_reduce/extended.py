@@ -250,7 +250,8 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
                 "cut into shares for all replicas; call distribute_datasets_from_function to make one for each replica."
             )
         if self._reads_for_keras and not self.calls_host_in_steps:
-            return dataset  # like Keras without a strategy: iterators over devices cost more than a small step
+            # Like Keras without a strategy: iterators over devices cost more than a small step.
+            return private.not_tuned(dataset)
         if self.group.size > 1:
             datasets.warn_of_unseeded_shuffle(dataset)
             datasets.warn_of_own_shards(dataset, self.group.size, self.group.rank)
