@@ -6,11 +6,12 @@ import contextlib
 import ctypes
 import functools
 import platform
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from tfdist.thread_values import ThreadValue
 
 HOST = "/device:CPU:0"
 """The device whose tensors are in memory that host functions can read and write."""
@@ -28,23 +29,13 @@ class HostCallError(Exception):
     _keras_call_info_injected = True  # keeps Keras from replacing this error by one with a layer's arguments
 
 
-class _Refusing(threading.local):
-    """Whether the current thread traces a function that must not call the host."""
-
-    on = False
+_refuses = ThreadValue(False)
+"""Whether the current thread traces a function that must not call the host."""
 
 
-_refusing = _Refusing()
-
-
-@contextlib.contextmanager
-def refused() -> Iterator[None]:
+def refused() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which calls of the host raise `HostCallError`."""
-    before, _refusing.on = _refusing.on, True
-    try:
-        yield
-    finally:
-        _refusing.on = before
+    return _refuses.set_to(True)
 
 
 def check(what: str) -> None:
@@ -56,7 +47,7 @@ def check(what: str) -> None:
     Raises:
         HostCallError: this thread is inside of `refused`.
     """
-    if _refusing.on:
+    if _refuses.value:
         raise HostCallError(f"it cannot compile calls of host functions, such as {what}")
 
 

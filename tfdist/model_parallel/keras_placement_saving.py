@@ -7,7 +7,6 @@ that the loading process lacks are left out, with a warning.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from tfdist.private.keras import function, functional, sequential, serialization
 from tfdist.seams.registry import replace
 from tfdist.strategies.devices import device_names
 from tfdist.strategies.devices.requested_device import DEVICE
+from tfdist.thread_values import ThreadValue
 
 log = logging.getLogger("tfdist")
 
@@ -30,14 +30,8 @@ ADDED_ON = "_tfdist_added_on"
 """Attribute of a loaded layer: the device on which it is to be added to a Sequential."""
 
 
-class _Loading(threading.local):
-    """State of a thread: the devices of the variables of the layer that it loads, by path."""
-
-    def __init__(self) -> None:
-        self.devices: dict[str, str] = {}
-
-
-_loading = _Loading()
+_loaded_on: ThreadValue[dict[str, str]] = ThreadValue({})
+"""The devices of the variables of the layer that a thread loads, by path."""
 _missing: set[str] = set()
 
 
@@ -80,10 +74,10 @@ def device_of(variable: Any) -> str | None:
         variable: a Keras variable that is being made.
     """
     full_path = f"/{variable.path}"
-    for path, device in _loading.devices.items():  # wrappers build their layers alone, which shortens paths
+    for path, device in _loaded_on.value.items():  # wrappers build their layers alone, which shortens paths
         if path != ALL and (full_path.endswith(f"/{path}") or f"/{path}".endswith(full_path)):
             return device
-    return _loading.devices.get(ALL)
+    return _loaded_on.value.get(ALL)
 
 
 def _with_variables(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,11 +123,8 @@ def _restore_devices(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(config, dict) or not config.keys() & {CALL, VARIABLES}:
             return original(config, *args, **kwargs)
         devices = {path: _here(device) for path, device in config.get(VARIABLES, {}).items()}
-        before, _loading.devices = _loading.devices, {path: device for path, device in devices.items() if device}
-        try:
+        with _loaded_on.set_to({path: device for path, device in devices.items() if device}):
             made = original(config, *args, **kwargs)
-        finally:
-            _loading.devices = before
         if (device := _here(config.get(CALL))) is not None:
             made.__dict__[ADDED_ON] = device
         return made

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,6 +32,7 @@ from tfdist.seams.trainer import TrainerCall, WithPredictStep
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.divided import described_variables, divided_updates, weight_callbacks
 from tfdist.strategies.divided_abilities import HasStages
+from tfdist.thread_values import ThreadValue
 
 _SAME_BATCHES = (
     "Under PipelineStrategy every process reads all batches: give all processes the same number of batches in each "
@@ -40,13 +40,8 @@ _SAME_BATCHES = (
 )
 
 
-class _Weights(threading.local):
-    """State of a thread: whether it reads and assigns only the weights that its process holds."""
-
-    own_only = False
-
-
-_weights = _Weights()
+_own_weights_only = ThreadValue(False)
+"""Whether a thread reads and assigns only the weights that its process holds."""
 
 
 class _RemoteWeight:
@@ -222,7 +217,7 @@ def _gather_weights(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is None:
             return original(self)
         _place_if_built(self, extended)
-        if _weights.own_only:
+        if _own_weights_only.value:
             return [
                 weight.numpy() if extended.holds(self, weight) else _RemoteWeight(weight.shape)
                 for weight in self.weights
@@ -253,16 +248,7 @@ def _with_own_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
         if current_strategy.of_model(self.model, HasStages) is None:
             return original(self, *args, **kwargs)
-        with _own_weights():
+        with _own_weights_only.set_to(True):
             return original(self, *args, **kwargs)
 
     return hook
-
-
-@contextlib.contextmanager
-def _own_weights() -> Iterator[None]:
-    before, _weights.own_only = _weights.own_only, True
-    try:
-        yield
-    finally:
-        _weights.own_only = before

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -31,15 +29,10 @@ from tfdist.strategies import current_strategy
 from tfdist.strategies.divided import divided_updates
 from tfdist.strategies.keras import keras_losses
 from tfdist.strategies.keras.keras_variables import unnoted
+from tfdist.thread_values import ThreadValue
 
-
-class _Computing(threading.local):
-    """State of a thread: whether it computes a loss of outputs, without the losses that layers and weights add."""
-
-    of_outputs = False
-
-
-_computing = _Computing()
+_output_loss_only = ThreadValue(False)
+"""Whether a thread computes a loss of outputs, without the losses that layers and weights add."""
 
 
 @Once
@@ -53,18 +46,9 @@ def _without_added_losses(original: Callable[..., list[Any]]) -> Callable[..., l
     """Leaves out ``model.losses``, which would read the weights of all stages; the step adds those losses itself."""
 
     def losses(self: Any) -> list[Any]:
-        return [] if _computing.of_outputs else original(self)
+        return [] if _output_loss_only.value else original(self)
 
     return losses
-
-
-@contextlib.contextmanager
-def _output_loss_only() -> Iterator[None]:
-    before, _computing.of_outputs = _computing.of_outputs, True
-    try:
-        yield
-    finally:
-        _computing.of_outputs = before
 
 
 class ModelSteps:
@@ -340,7 +324,7 @@ class ModelSteps:
     def _loss(self, data: Any, outputs: Sequence[Any], training: bool) -> tf.Tensor:
         x, y, sample_weight = data
         packed = self._packed(outputs)
-        with _output_loss_only():
+        with _output_loss_only.set_to(True):
             given = {"x": x, "y": y, "y_pred": packed, "sample_weight": sample_weight, "training": training}
             return models.compute_loss(self._model, **given)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -39,6 +38,8 @@ from tensorflow.python.distribute import (
 from tensorflow.python.eager import backprop, context, record
 from tensorflow.python.ops import control_flow_util, control_flow_v2_func_graphs, resource_variable_ops
 from tensorflow.python.trackable import base as trackable
+
+from tfdist.thread_values import ThreadValue
 
 __all__ = [
     "CheckpointInitialValue",
@@ -380,24 +381,16 @@ def generated(
     return from_generator_op._GeneratorDataset(tf.constant(0, tf.int64), init, following, end, element_spec)
 
 
-class _Iterating(threading.local):
-    """The state of a thread: whether it is making an iterator of a tfdist dataset."""
-
-    ours = False
-
-
-_iterating = _Iterating()
+_iterates_ours = ThreadValue(False)
+"""Whether a thread makes an iterator of a tfdist dataset."""
 
 
 class _WithoutDeviceAutotuning:
     """A mixin that disables the autotuner of the dataset that copies batches to devices, which has nothing to tune."""
 
     def __iter__(self) -> Any:
-        before, _iterating.ours = _iterating.ours, True
-        try:
+        with _iterates_ours.set_to(True):
             return super().__iter__()  # type: ignore[misc]
-        finally:
-            _iterating.ours = before
 
 
 class _DistributedDataset(_WithoutDeviceAutotuning, input_lib.DistributedDataset):
@@ -497,7 +490,7 @@ def replace_recording(seam: Callable[[Callable[..., Any]], Callable[..., Any]]) 
 
 def is_iterating_ours() -> bool:
     """Returns whether this thread is making an iterator of a dataset that tfdist has distributed."""
-    return _iterating.ours
+    return _iterates_ours.value
 
 
 def global_seed() -> int | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -13,6 +11,7 @@ import tensorflow as tf
 from tfdist.private.keras import base_optimizer
 from tfdist.seams.hooks import Context, HookPoints, Hooks, MethodCall
 from tfdist.seams.registry import Function
+from tfdist.thread_values import ThreadValue
 
 
 class Update:
@@ -48,7 +47,7 @@ class OptimizerCall(MethodCall):
     @property
     def is_outermost(self) -> bool:
         """Whether the call was not made by an optimizer that contains this one."""
-        return _under_way.applied == 1
+        return _applied_optimizers.value == 1
 
     @property
     def applies_itself(self) -> bool:
@@ -118,19 +117,10 @@ _CONTAINERS = tuple(
 """Optimizers that contain others, each with an `apply` of its own."""
 
 
-class _UnderWay(threading.local):
-    """The state of a thread that applies gradients.
-
-    Attributes:
-        applied: number of optimizers, one within another, that are being applied.
-        update: the update that one of them makes; None if none does.
-    """
-
-    applied = 0
-    update: Update | None = None
-
-
-_under_way = _UnderWay()
+_applied_optimizers = ThreadValue(0)
+"""Number of optimizers, one within another, that a thread applies."""
+_update: ThreadValue[Update | None] = ThreadValue(None)
+"""The update that one of a thread's optimizers makes; None if none does."""
 
 
 def update_of(optimizer: Any) -> Update | None:
@@ -139,7 +129,7 @@ def update_of(optimizer: Any) -> Update | None:
     Args:
         optimizer: a Keras optimizer.
     """
-    update = _under_way.update
+    update = _update.value
     return update if update is not None and update.optimizer is optimizer else None
 
 
@@ -149,33 +139,21 @@ def within_update(branch: Callable[[], Any]) -> Callable[[], Any]:
     Args:
         branch: function to call within the update, for example the branch of a conditional.
     """
-    update = _under_way.update
+    update = _update.value
 
     def within() -> Any:
-        with _making(update):
+        with _update.set_to(update):
             return branch()
 
     return within
-
-
-@contextlib.contextmanager
-def _making(update: Update | None) -> Iterator[None]:
-    before, _under_way.update = _under_way.update, update
-    try:
-        yield
-    finally:
-        _under_way.update = before
 
 
 def _applied(original: Function) -> Function:
     asking = points.around(original, "apply")
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        _under_way.applied += 1
-        try:
+        with _applied_optimizers.set_to(_applied_optimizers.value + 1):
             return asking(self, grads, trainable_variables)
-        finally:
-            _under_way.applied -= 1
 
     return apply
 
@@ -185,7 +163,7 @@ def _begun(original: Function) -> Function:
         update = Update(self, trainable_variables)
         for hook in points.hooks_of(self, "begin"):
             grads = hook.begin(update, list(grads))
-        with _making(update):
+        with _update.set_to(update):
             return original(self, grads, trainable_variables)
 
     return _backend_apply_gradients

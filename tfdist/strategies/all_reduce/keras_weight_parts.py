@@ -11,8 +11,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -28,6 +27,7 @@ from tfdist.strategies.divided import gathering, weight_callbacks, weight_parts
 from tfdist.strategies.divided.split_axis import Split
 from tfdist.strategies.divided.weight_parts import WeightPart
 from tfdist.strategies.divided_abilities import KeepsParts
+from tfdist.thread_values import ThreadValue
 
 _LOOPS = (keras.layers.RNN, keras.layers.TimeDistributed)
 """Layers that call others in loops, in which nothing can be gathered: they have the weights of those."""
@@ -35,33 +35,19 @@ _ADDED = "_tfdist_added"
 """Attribute of a Keras variable that a layer has added, whose initial value is made later: its `Split`, in a tuple."""
 
 
-class _Adding(threading.local):
-    """State of a thread.
-
-    Attributes:
-        on: whether a layer adds a weight that may be cut.
-        split: how a layer that computes in parts wants its weight to be split; None for other layers.
-    """
-
-    on = False
-    split: Split | None = None
+_may_be_cut = ThreadValue(False)
+"""Whether a thread's layer adds a weight that may be cut."""
+_split: ThreadValue[Split | None] = ThreadValue(None)
+"""How a thread's layer that computes in parts wants its weight to be split; None for other layers."""
 
 
-_adding = _Adding()
-
-
-@contextlib.contextmanager
-def splitting(split: Split) -> Iterator[None]:
+def splitting(split: Split) -> contextlib.AbstractContextManager[None]:
     """Context in which a layer that computes in parts adds a weight.
 
     Args:
         split: how the weight is split.
     """
-    before, _adding.split = _adding.split, split
-    try:
-        yield
-    finally:
-        _adding.split = before
+    return _split.set_to(split)
 
 
 @Once
@@ -105,14 +91,12 @@ def _which_may_be_cut(original: Callable[..., Any]) -> Callable[..., Any]:
     def add_weight(self: Any, *args: Any, **kwargs: Any) -> Any:
         if current_strategy.current(KeepsParts) is None:
             return original(self, *args, **kwargs)
-        before, _adding.on = _adding.on, not (kwargs.get("constraint") or kwargs.get("overwrite_with_gradient"))
-        try:
+        may_be_cut = not (kwargs.get("constraint") or kwargs.get("overwrite_with_gradient"))
+        with _may_be_cut.set_to(may_be_cut):
             variable = original(self, *args, **kwargs)
-            if _adding.on and models.initializer_of(variable) is not None and weight_parts.of(variable) is None:
-                setattr(variable, _ADDED, (_adding.split,))
-            return variable
-        finally:
-            _adding.on = before
+        if may_be_cut and models.initializer_of(variable) is not None and weight_parts.of(variable) is None:
+            setattr(variable, _ADDED, (_split.value,))
+        return variable
 
     return add_weight
 
@@ -120,7 +104,7 @@ def _which_may_be_cut(original: Callable[..., Any]) -> Callable[..., Any]:
 def _cut(original: Callable[..., Any]) -> Callable[..., Any]:
     def _initialize_with_initializer(self: Any, initializer: Any) -> None:
         extended = current_strategy.current(KeepsParts)
-        added = (_adding.split,) if _adding.on else getattr(self, _ADDED, None)
+        added = (_split.value,) if _may_be_cut.value else getattr(self, _ADDED, None)
         if extended is None or added is None or not (self.trainable or added[0]):  # layers of a pair are split, or none
             return original(self, initializer)
         found = extended.parts_of_new(self, *added)

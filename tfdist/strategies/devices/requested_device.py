@@ -3,46 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import Ability
+from tfdist.thread_values import ThreadValue
 
 DEVICE = "_tfdist_device"
 """Attribute of a node or a variable: the device that was asked for."""
 
 
-class _Requests(threading.local):
-    """The devices that this thread has requested; the innermost last."""
-
-    def __init__(self) -> None:
-        self.devices: list[str] = []
-
-
-_requests = _Requests()
+_requested: ThreadValue[str | None] = ThreadValue(None)
+"""The device that a thread has requested last."""
 
 
 def current() -> str | None:
     """Returns the device that was requested last, such as ``"/device:GPU:0"``; None without a request."""
-    return _requests.devices[-1] if _requests.devices else None
+    return _requested.value
 
 
-@contextlib.contextmanager
-def requested(device: str) -> Iterator[None]:
+def requested(device: str) -> contextlib.AbstractContextManager[None]:
     """Context in which `current` returns this device.
 
     Args:
         device: name of a device with type and number.
     """
-    _requests.devices.append(device)
-    try:
-        yield
-    finally:
-        _requests.devices.pop()
+    return _requested.set_to(device)
 
 
 def check_replicas() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -24,6 +23,7 @@ from tfdist.sharding import shape_of
 from tfdist.strategies.devices import requested_device
 from tfdist.strategies.devices.requested_device import DEVICE
 from tfdist.strategies.keras import keras_variables
+from tfdist.thread_values import ThreadValue
 
 _KEY = "_tfdist_key"
 """Attribute of a Keras or TensorFlow variable that was described: the key by which optimizers know the variable."""
@@ -43,21 +43,12 @@ Assign: TypeAlias = Callable[[Any, Any], None]
 """Function that gets a variable that another process holds, and the value to assign to it."""
 
 
-class _Thread(threading.local):
-    """State of a thread: how it makes, reads and assigns variables.
-
-    Attributes:
-        describes: whether new variables are only described.
-        read: returns values of variables of other processes; None if they cannot be read.
-        assign: assigns values to variables of other processes; None if that is not possible.
-    """
-
-    describes = False
-    read: Read | None = None
-    assign: Assign | None = None
-
-
-_thread = _Thread()
+_describes = ThreadValue(False)
+"""Whether new variables of a thread are only described."""
+_read: ThreadValue[Read | None] = ThreadValue(None)
+"""Returns values of variables of other processes to a thread; None if they cannot be read."""
+_assign: ThreadValue[Assign | None] = ThreadValue(None)
+"""Assigns a thread's values to variables of other processes; None if that is not possible."""
 
 
 class ElsewhereError(RuntimeError):
@@ -83,14 +74,14 @@ class _RemoteInitializer:
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
         if symbolic_scope.in_symbolic_scope():  # only shapes are computed
             return tf.zeros(shape, dtype)
-        read = _thread.read or self._read
+        read = _read.value or self._read
         if read is None:
             raise self._error()
         return read(self._variable)
 
     def assigned(self, value: Any) -> None:
         """Assigns a value to the variable, on whichever process it is."""
-        assign = _thread.assign or self._assign
+        assign = _assign.value or self._assign
         if assign is None:
             raise self._error()
         assign(self._variable, value)
@@ -115,47 +106,32 @@ def install() -> None:
     replace(tf_optimizer.TFOptimizer, "add_variable_from_reference", _slot_without_read)
 
 
-@contextlib.contextmanager
-def describing() -> Iterator[None]:
+def describing() -> contextlib.AbstractContextManager[None]:
     """Context in which new Keras variables with an initializer are only described; call `install` first."""
-    before, _thread.describes = _thread.describes, True
-    try:
-        yield
-    finally:
-        _thread.describes = before
+    return _describes.set_to(True)
 
 
-@contextlib.contextmanager
-def reading(read: Read) -> Iterator[None]:
+def reading(read: Read) -> contextlib.AbstractContextManager[None]:
     """Context in which variables of other processes can be read.
 
     Args:
         read: returns the value of a variable.
     """
-    before, _thread.read = _thread.read, read
-    try:
-        yield
-    finally:
-        _thread.read = before
+    return _read.set_to(read)
 
 
-@contextlib.contextmanager
-def assigning(assign: Assign) -> Iterator[None]:
+def assigning(assign: Assign) -> contextlib.AbstractContextManager[None]:
     """Context in which values can be assigned to variables of other processes.
 
     Args:
         assign: gets a variable and a value; it may do nothing if the other process assigns the value itself.
     """
-    before, _thread.assign = _thread.assign, assign
-    try:
-        yield
-    finally:
-        _thread.assign = before
+    return _assign.set_to(assign)
 
 
 def can_assign() -> bool:
     """Returns whether the caller is inside `assigning`."""
-    return _thread.assign is not None
+    return _assign.value is not None
 
 
 def is_elsewhere(variable: Any) -> bool:
@@ -183,12 +159,12 @@ def allocate(variable: Any) -> None:
         variable: a Keras variable; the caller is in the scope of its strategy.
     """
     if is_described(variable):
-        before, _thread.describes = _thread.describes, False
         trainable, variable.trainable = variable.trainable, getattr(variable, _TRAINABLE, variable.trainable)
         try:
-            variable._deferred_initialize()
+            with _describes.set_to(False):
+                variable._deferred_initialize()
         finally:
-            _thread.describes, variable.trainable = before, trainable
+            variable.trainable = trainable
 
 
 def leave_to(variable: Any, place: str) -> None:
@@ -284,7 +260,7 @@ def describe(variable: Any) -> None:
 
 def _defer_initialization(original: Callable[..., Any]) -> Callable[..., Any]:
     def _initialize_with_initializer(self: Any, initializer: Any) -> None:
-        if not _thread.describes:
+        if not _describes.value:
             return original(self, initializer)
         self._value = None
         self._initializer = initializer
@@ -298,7 +274,7 @@ def _keep_deferred(original: Callable[..., Any]) -> Callable[..., Any]:
     """Keeps variables described that Keras has described while tracing, and would now allocate."""
 
     def _deferred_initialize(self: Any) -> None:
-        if not _thread.describes:
+        if not _describes.value:
             return original(self)
         if not hasattr(self, _KEY):
             describe(self)

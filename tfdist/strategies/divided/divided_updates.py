@@ -6,9 +6,8 @@ Norms of gradients cover those of all processes.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -21,10 +20,11 @@ from tfdist.strategies import current_strategy
 from tfdist.strategies.divided import described_variables
 from tfdist.strategies.divided.dealing import contained
 from tfdist.strategies.divided_abilities import DividesUpdates
+from tfdist.thread_values import ThreadValue
 
 
-class _GradientShares(threading.local):
-    """State of a thread: how much each gradient counts here; a weight on several processes counts once in all.
+class _GradientShares(NamedTuple):
+    """How much each gradient counts here; a weight on several processes counts once in all.
 
     Attributes:
         parts: fraction that each gradient counts; None outside of `gradient_shares`.
@@ -35,7 +35,8 @@ class _GradientShares(threading.local):
     cut: Sequence[bool] = ()
 
 
-_counted = _GradientShares()
+_counted = ThreadValue(_GradientShares())
+"""How much each gradient of a thread counts."""
 
 
 @Once
@@ -51,25 +52,20 @@ def install() -> None:
         replace(keras.callbacks.SwapEMAWeights, name, _swapping_own_variables)
 
 
-@contextlib.contextmanager
-def gradient_shares(parts: Sequence[float], cut: Sequence[bool] = ()) -> Iterator[None]:
+def gradient_shares(parts: Sequence[float], cut: Sequence[bool] = ()) -> contextlib.AbstractContextManager[None]:
     """Context in which an optimizer gets the gradients of the variables that this process updates.
 
     Args:
         parts: fraction that each gradient counts here; 1/n for a weight that n processes update.
         cut: whether each gradient is one of a part, of which other processes have others; by default none is.
     """
-    before, (_counted.parts, _counted.cut) = (_counted.parts, _counted.cut), (parts, cut)
-    try:
-        yield
-    finally:
-        _counted.parts, _counted.cut = before
+    return _counted.set_to(_GradientShares(parts, cut))
 
 
 def _over_all_processes(original: Callable[..., Any]) -> Callable[..., Any]:
     def global_norm(gradients: Sequence[Any]) -> Any:
         extended = current_strategy.current(DividesUpdates)
-        parts = _counted.parts
+        parts = _counted.value.parts
         if extended is None or parts is None:
             return original(gradients)
         squares = [
@@ -87,8 +83,8 @@ def _clipped_over_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def _clip_gradients(self: Any, grads: Sequence[Any]) -> Any:
         extended = current_strategy.current(DividesUpdates)
-        cut = [place for place, is_cut in enumerate(_counted.cut) if is_cut]
-        parts = _counted.parts
+        cut = [place for place, is_cut in enumerate(_counted.value.cut) if is_cut]
+        parts = _counted.value.parts
         if not self.clipnorm or self.clipnorm <= 0 or extended is None or parts is None or not cut:
             return original(self, grads)
         here = tf.stack([tf.constant(parts[place], tf.float64) * _square(grads[place]) for place in cut])

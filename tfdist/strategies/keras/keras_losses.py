@@ -25,7 +25,6 @@ replicas' losses are summed.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,6 +37,7 @@ from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.keras.keras_variables import state_of_step
+from tfdist.thread_values import ThreadValue
 
 
 def install() -> None:
@@ -160,19 +160,14 @@ class _DivisorRecorder:
         return self.inverse_weight()
 
 
-class _Computed(threading.local):
-    """The part of a batch that this thread computes losses of; None for a replica's share or a whole batch."""
-
-    part: _PartOfShare | _DivisorRecorder | None = None
-
-
-_computed = _Computed()
+_computed_part: ThreadValue[_PartOfShare | _DivisorRecorder | None] = ThreadValue(None)
+"""The part of a batch that a thread computes losses of; None for a replica's share or a whole batch."""
 
 
 def _part() -> _Share | _PartOfShare | _DivisorRecorder | None:
     """Returns the factors for the losses that are being computed; None for those of a whole batch."""
-    if _computed.part is not None:
-        return _computed.part
+    if _computed_part.value is not None:
+        return _computed_part.value
     extended = current_strategy.sharing()
     return None if extended is None else _Share(extended)
 
@@ -184,15 +179,11 @@ def noting_divisors() -> Iterator[list[tf.Tensor]]:
     Divisors are numbers of valid steps and sums of sample weights, float64 scalars.
     """
     noting = _DivisorRecorder()
-    before, _computed.part = _computed.part, noting
-    try:
+    with _computed_part.set_to(noting):
         yield noting.divisors
-    finally:
-        _computed.part = before
 
 
-@contextlib.contextmanager
-def micro_batch_losses(divisors: Sequence[tf.Tensor], weight: tf.Tensor) -> Iterator[None]:
+def micro_batch_losses(divisors: Sequence[tf.Tensor], weight: tf.Tensor) -> contextlib.AbstractContextManager[None]:
     """Context for the losses of one part of a replica's batch: the mean over parts is the loss of the whole batch.
 
     Args:
@@ -201,11 +192,7 @@ def micro_batch_losses(divisors: Sequence[tf.Tensor], weight: tf.Tensor) -> Iter
     """
     extended = current_strategy.sharing()
     share = None if extended is None else _Share(extended)
-    before, _computed.part = _computed.part, _PartOfShare(divisors, weight, share)
-    try:
-        yield
-    finally:
-        _computed.part = before
+    return _computed_part.set_to(_PartOfShare(divisors, weight, share))
 
 
 def _times(value: Any, factor: tf.Tensor) -> tf.Tensor:

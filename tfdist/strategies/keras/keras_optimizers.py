@@ -9,8 +9,7 @@ summed within each process only.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -28,6 +27,7 @@ from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data.shares import weighed
 from tfdist.strategies.divided_abilities import DividesUpdates
 from tfdist.strategies.keras.keras_variables import state_of_step
+from tfdist.thread_values import ThreadValue
 
 
 def install() -> None:
@@ -59,29 +59,18 @@ def accumulators(optimizer: Any) -> list[Any]:
     return accumulated + (accumulators(inner) if inner is not None else [])
 
 
-class _Summed(threading.local):
-    """The state of a thread: whether the gradients that it gives to an optimizer are sums over all replicas."""
-
-    def __init__(self) -> None:
-        self.before = False
-
-
-_summed = _Summed()
+_summed_before = ThreadValue(False)
+"""Whether the gradients that a thread gives to an optimizer are sums over all replicas."""
 
 
 def are_summed() -> bool:
     """Returns whether the caller is inside of `summed_before`."""
-    return _summed.before
+    return _summed_before.value
 
 
-@contextlib.contextmanager
-def summed_before() -> Iterator[None]:
+def summed_before() -> contextlib.AbstractContextManager[None]:
     """Context in which an optimizer is given gradients that are weighted and summed over all replicas already."""
-    before, _summed.before = _summed.before, True
-    try:
-        yield
-    finally:
-        _summed.before = before
+    return _summed_before.set_to(True)
 
 
 class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
@@ -105,7 +94,7 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
         inner, extended = optimizer.inner_optimizer, self.extended
         return (
             current_strategy.sharing() is not None
-            and not _summed.before
+            and not _summed_before.value
             and extended.synchronizes_steps
             and len(extended.worker_devices) == 1
             and variables is not None
@@ -132,7 +121,7 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
     def begin(self, update: Update, gradients: list[Any]) -> list[Any]:
         """Weights gradients by samples, or has the reduction do so."""
         extended = self.extended
-        update.is_summed = _summed.before
+        update.is_summed = _summed_before.value
         if update.is_summed:
             return gradients
         sharing = current_strategy.sharing()
@@ -209,7 +198,7 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
 
     def finite(self, is_finite: Any) -> Any:
         """Returns whether gradients are finite on all replicas that have samples."""
-        if _summed.before:
+        if _summed_before.value:
             return is_finite
         infinite = tf.cast(tf.logical_not(is_finite), tf.int32)
         sharing = current_strategy.sharing()

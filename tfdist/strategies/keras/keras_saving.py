@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +23,18 @@ from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.keras import keras_outer
 from tfdist.strategies.keras.keras_variables import broadcast_state
 from tfdist.strategies.round_abilities import ElasticMembership
+from tfdist.thread_values import ThreadValue
 
 log = logging.getLogger("tfdist")
 
 
-class _Saving(threading.local):
-    """The state of a thread: whether it saves files without calling `save_training_state`."""
-
-    alone = False
+_saves_alone = ThreadValue(False)
+"""Whether a thread saves files without calling `save_training_state`."""
 
 
-_saving = _Saving()
-
-
-@contextlib.contextmanager
-def without_others() -> Iterator[None]:
+def without_others() -> contextlib.AbstractContextManager[None]:
     """Context in which saving a model does not call `save_training_state`, because the caller has done so."""
-    _saving.alone = True
-    try:
-        yield
-    finally:
-        _saving.alone = False
+    return _saves_alone.set_to(True)
 
 
 def install() -> None:
@@ -71,7 +61,7 @@ class WrittenOnce(keras_hooks.ModelHooks[Ability]):
 
     def save(self, call: TrainerCall) -> None:
         """Saves a model or its weights, and the residuals and outer optimizers' states beside it."""
-        if not _saving.alone:
+        if not _saves_alone.value:
             save_training_state(call.model, self.extended, call.arguments["filepath"])
         self._by_the_writer(call, _atomically if _is_one_new_file(call.arguments) else TrainerCall.inner)
 

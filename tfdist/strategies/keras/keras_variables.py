@@ -15,7 +15,6 @@ stateful RNNs, which belongs to the replica's rows.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -36,31 +35,12 @@ from tfdist.strategies.divided_abilities import DividesUpdates
 from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.strategies.server_abilities import UpdatesOnServers
 from tfdist.tensors import unnumbered
+from tfdist.thread_values import ThreadValue
 
-
-class _Calling(threading.local):
-    """The state of a thread that takes a step.
-
-    Attributes:
-        assigned: recorder of the step's assignments; None if they are not recorded.
-        state: state of the step, which is merged over replicas; None outside of steps.
-    """
-
-    assigned: Assigned | None = None
-    state: StateOfStep | None = None
-
-
-_calling = _Calling()
-
-
-@contextlib.contextmanager
-def _calls_with(name: str, value: Any) -> Iterator[None]:
-    before = getattr(_calling, name)
-    setattr(_calling, name, value)
-    try:
-        yield
-    finally:
-        setattr(_calling, name, before)
+_assigned: ThreadValue[Assigned | None] = ThreadValue(None)
+"""Recorder of the assignments of a thread's step; None if they are not recorded."""
+_state: ThreadValue[StateOfStep | None] = ThreadValue(None)
+"""State of a thread's step, which is merged over replicas; None outside of steps."""
 
 
 def install() -> None:
@@ -122,12 +102,12 @@ class Assigned:
 
     def noted(self) -> contextlib.AbstractContextManager[None]:
         """Context that records the calling thread's assignments."""
-        return _calls_with("assigned", self)
+        return _assigned.set_to(self)
 
 
 def unnoted() -> contextlib.AbstractContextManager[None]:
     """Context in which the calling thread's assignments are not recorded."""
-    return _calls_with("assigned", None)
+    return _assigned.set_to(None)
 
 
 def note_origin(variable: Any, value: Any) -> None:
@@ -137,7 +117,7 @@ def note_origin(variable: Any, value: Any) -> None:
         variable: a Keras variable.
         value: the assigned value, as a tensor in the graph of the compiled function that computes it.
     """
-    assigned = _calling.assigned
+    assigned = _assigned.value
     if assigned is not None and id(variable) in assigned.values:
         assigned.values[id(variable)][-1] = value
 
@@ -146,7 +126,7 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
     """Assigns to the replica's own copy, without TensorFlow's aggregation, which does not weight by samples."""
 
     def _direct_assign(self: Any, value: Any) -> None:
-        assigned = _calling.assigned
+        assigned = _assigned.value
         if assigned is None or current_strategy.sharing() is None:
             if assigned is not None and current_strategy.current(UpdatesOnServers) is not None:
                 assigned.note(self, value)
@@ -284,7 +264,7 @@ class StateOfStep:
 
     def under_way(self) -> contextlib.AbstractContextManager[None]:
         """Context of the step, in the calling thread."""
-        return _calls_with("state", self)
+        return _state.set_to(self)
 
     def others_called(self) -> contextlib.AbstractContextManager[None]:
         """Context in which other devices' replicas may take this step; afterwards layers have their losses again."""
@@ -360,7 +340,7 @@ class StateOfStep:
 
 def state_of_step() -> StateOfStep | None:
     """Returns the state of the step that the calling thread takes; None outside of steps."""
-    return _calling.state
+    return _state.value
 
 
 def _is_mean(variable: Any) -> bool:

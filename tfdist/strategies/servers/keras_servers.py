@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ from tfdist.strategies.keras.keras_variables import Assigned
 from tfdist.strategies.server_abilities import UpdatesOnServers
 from tfdist.strategies.servers import keras_shared_data
 from tfdist.strategies.servers.dealt_batches import Ticketed
+from tfdist.thread_values import ThreadValue
 
 log = logging.getLogger("tfdist")
 
@@ -94,14 +94,8 @@ class _Step:
         return self._ticket
 
 
-class _Steps(threading.local):
-    """Stack of the steps that a thread traces, or runs eagerly; the innermost is last."""
-
-    def __init__(self) -> None:
-        self.under_way: list[_Step] = []
-
-
-_steps = _Steps()
+_step: ThreadValue[_Step | None] = ThreadValue(None)
+"""The innermost step that a thread traces, or runs eagerly; None outside of steps."""
 
 
 @Once
@@ -130,7 +124,7 @@ class ServerOptimizerHooks(optimizer.OptimizerHooks):
     def _applied(self, call: optimizer.OptimizerCall) -> None:
         given, extended = call.arguments["trainable_variables"], self._extended
         variables = optimizers.variables_of(call.optimizer) if given is None else list(given)
-        step = _steps.under_way[-1] if _steps.under_way else None
+        step = _step.value
         samples, ticket = (1, None) if step is None else (step.samples, step.ticket(extended.workers_wait))
         if step is not None:
             step.note(call.optimizer, extended.bound)
@@ -150,15 +144,6 @@ def _extended_of(optimizer: Any) -> UpdatesOnServers | None:
 
 def _strategy_of(optimizer: Any) -> Any:
     return optimizers.strategy_of(getattr(optimizer, "inner_optimizer", optimizer))
-
-
-@contextlib.contextmanager
-def _under_way(step: _Step) -> Iterator[_Step]:
-    _steps.under_way.append(step)
-    try:
-        yield step
-    finally:
-        _steps.under_way.pop()
 
 
 def _finalize_on_servers(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,11 +173,9 @@ class ServerModelHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
         def step(data: Any) -> Any:
             ticket, batch = data if isinstance(data, Ticketed) else (None, data)
             assigned = Assigned()
-            with (
-                keras_shared_data.refreshed_step(model, ticket),
-                _under_way(_Step(batch_size(batch), ticket)) as current_step,
-            ):
-                with assigned.noted():
+            with keras_shared_data.refreshed_step(model, ticket):
+                current_step = _Step(batch_size(batch), ticket)
+                with _step.set_to(current_step), assigned.noted():
                     outputs = step_function(batch)
                 for variable in {
                     id(variable): variable for metric in model.metrics for variable in metric.variables
