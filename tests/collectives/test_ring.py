@@ -72,6 +72,31 @@ def test_bytes_and_messages_are_the_formulas(size):
         assert communicator.messages_sent == 2 * (size - 1)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("length", [0, 1, 200_000])
+def test_results_are_finished_on_one_rank_each(size, length):
+    """Each chunk once, and in parts that fit into the cache."""
+
+    class Doubling:
+        parts, ended = [], []
+
+        def finish(self, part):
+            self.parts.append(part.size)
+            part *= 2
+
+        def end(self, chunk):
+            self.ended.append(chunk.size)
+
+    buffers = integers(size, length, np.float32)
+    expected = 2 * np.sum(buffers, axis=0)
+    simulate(size, lambda rank: ring.all_reduce(buffers[rank], finish=Doubling()))
+    for buffer in buffers:
+        assert (buffer == expected).all()
+    assert sum(Doubling.parts) == sum(Doubling.ended) == length
+    assert max(Doubling.parts, default=0) <= max(1 << 15, length if size == 1 else 0)
+    assert len(Doubling.ended) == size
+
+
 def test_maximum_equals_numpys():
     buffers = integers(3, 50, np.int64)
     expected = np.max(buffers, axis=0)

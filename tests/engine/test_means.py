@@ -14,15 +14,18 @@ rng = np.random.default_rng(0)
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
 
-def summed(vectors):
+def summed(vectors, divisions=None):
     totals = [np.empty_like(vector) for vector in vectors]
+    divisions = divisions or [None] * len(vectors)
     with np.errstate(all="ignore"):
-        simulate(len(vectors), lambda rank: ring.all_reduce(totals[rank], source=vectors[rank]))
+        simulate(len(vectors), lambda rank: ring.all_reduce(totals[rank], np.add, vectors[rank], divisions[rank]))
+    for total in totals:
+        assert total.tobytes() == totals[0].tobytes()
     return totals[0]
 
 
 def mean(arrays):
-    """The mean, and the number of sums it needed."""
+    """The mean, and the number of sums it needed; divided afterwards and on the way, which makes no difference."""
     made = [Mean(array, len(arrays)) for array in arrays]
     sums = []
 
@@ -31,9 +34,16 @@ def mean(arrays):
         scale = made[0].summed.dtype.type(2.0 ** -((len(arrays) - 1).bit_length()))
         return summed([rank_mean.summed * scale for rank_mean in made])
 
-    result = made[0].finished(summed([rank_mean.summed for rank_mean in made]), again)
+    vectors = [rank_mean.summed for rank_mean in made]
+    result = made[0].finished(summed(vectors), again)
     assert result.dtype == arrays[0].dtype
-    return result, 1 + len(sums)
+    needed = 1 + len(sums)
+    if (divisions := [rank_mean.division("ring") for rank_mean in made])[0] is not None:
+        sums.clear()
+        divided = made[0].finished(summed(vectors, divisions), again, is_divided=True)
+        np.testing.assert_array_equal(divided, result)
+        assert needed == 1 + len(sums)
+    return result, needed
 
 
 def largest(dtype):
@@ -97,6 +107,22 @@ def test_integers_are_rounded_towards_zero(size, dtype):
         exact = Fraction(sum(int(array[place]) for array in arrays), size)
         assert int(value) == int(exact)  # which rounds towards zero
     assert sums == 1
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("rank", [0, 1, -1])
+def test_overflow_of_any_chunk_is_seen_by_all(size, rank):
+    """At the end of the chunk, whose first element tells of it."""
+    array = np.ones(size * 70_001, np.float32)
+    array[(rank % size + 1) * 70_001 - 1] = 3e38
+    result, sums = mean([array] * size)
+    np.testing.assert_allclose(result, array, rtol=1e-6)
+    assert sums == 2
+
+
+def test_integers_and_other_algorithms_are_divided_afterwards():
+    assert Mean(np.ones(3, np.int32), 2).division("ring") is None
+    assert Mean(np.ones(3), 2).division("tree") is None
 
 
 def test_overflow_in_one_part_repeats_the_sum_everywhere():

@@ -9,6 +9,7 @@ from tests.collectives.simulation import simulate
 from tfdist.cluster.messages import StandIn
 from tfdist.collectives.algorithms import ALGORITHMS
 from tfdist.engine import operations
+from tfdist.engine.means import Division
 
 
 def received(stand_in):
@@ -30,6 +31,18 @@ def test_a_rank_without_data_adds_nothing_to_a_sum(algorithm, dtype):
     simulate(3, plan)
     for rank in (0, 2):
         np.testing.assert_array_equal(buffers[rank].astype(int), 2 * np.arange(11))
+
+
+def test_a_rank_without_data_divides_its_chunk_of_a_mean():
+    buffers = [np.full(7, rank + 1.0, np.float32) for rank in range(3)]
+    made = [operations.all_reduce(buffer, "ring", division=Division(3)) for buffer in buffers]
+
+    def plan(rank):
+        return operations.without_data(received(made[0].stand_in)) if rank == 1 else made[rank].plan
+
+    simulate(3, plan)
+    for rank in (0, 2):
+        np.testing.assert_array_equal(buffers[rank], np.float32(4 / 3))
 
 
 def test_all_reduce_with_source_leaves_the_source_unchanged():

@@ -13,7 +13,7 @@ import msgspec
 from tfdist.cluster import quorum_messages as quorums
 from tfdist.cluster.message import RendezvousMessage
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Version of the messages. It is raised whenever they change, so that different versions end with a clear error."""
 
 MAX_LINE = 1 << 24
@@ -239,12 +239,14 @@ class StandIn(msgspec.Struct, frozen=True):
         dtype: dtype of the values that are added or gathered.
         shape: shape of a sum, or of one row.
         algorithm: all-reduce algorithm of a sum.
+        divisor: number that a sum is divided by on its way; 0 if it is not.
     """
 
     what: Literal["sum", "rows", "barrier"]
     dtype: str = ""
     shape: tuple[int, ...] = ()
     algorithm: str = ""
+    divisor: int = 0
 
 
 class Invite(RendezvousMessage, frozen=True):

@@ -11,21 +11,44 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from tfdist.collectives.schedule import Plan, Schedule, partition
 from tfdist.collectives.transfer import exchange
-from tfdist.comm.communicator import Communicator
+from tfdist.comm.communicator import Combine, Communicator
+
+_CACHED_ELEMENTS = 1 << 15
+"""Elements that are combined and then finished while they are in the cache."""
 
 
-def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarray | None = None) -> Plan:
+class Finish(Protocol):
+    """Changes the combined values of a chunk on the rank that has them first, before the others get them."""
+
+    def finish(self, part: np.ndarray) -> None:
+        """Changes a part of the chunk in place."""
+        ...
+
+    def end(self, chunk: np.ndarray) -> None:
+        """Is called once all parts are finished; may change the chunk."""
+        ...
+
+
+def all_reduce(
+    buffer: np.ndarray,
+    combine: np.ufunc = np.add,
+    source: np.ndarray | None = None,
+    finish: Finish | None = None,
+) -> Plan:
     """Combines the buffers of all ranks; every rank gets the result.
 
     Args:
         buffer: one-dimensional and contiguous, of one length and dtype on all ranks; overwritten by the result.
         combine: a commutative and associative NumPy ufunc of two arguments.
         source: this rank's vector, like ``buffer``; only read. By default the contents of ``buffer``.
+        finish: changes the result, each chunk on one rank, which takes a P-th of the time of changing it on all; by
+            default the result stays as it is.
 
     Returns:
         A plan for the engine. Its result is None.
@@ -37,7 +60,11 @@ def all_reduce(buffer: np.ndarray, combine: np.ufunc = np.add, source: np.ndarra
             np.copyto(buffer, given)
         parts = partition(buffer.size, comm.size)
         chunks, inputs = [buffer[part] for part in parts], [given[part] for part in parts]
-        yield from reduce_scatter_steps(comm, tag, inputs, chunks, combine)
+        yield from reduce_scatter_steps(comm, tag, inputs, chunks, combine, finish=finish)
+        if finish is not None:
+            if comm.size == 1:
+                finish.finish(buffer)
+            finish.end(chunks[(comm.rank + 1) % comm.size])
         yield from all_gather_steps(comm, tag, chunks, shift=1)
 
     return schedule
@@ -48,8 +75,9 @@ def reduce_scatter_steps(
     tag: int,
     inputs: Sequence[np.ndarray],
     chunks: Sequence[np.ndarray],
-    combine: np.ufunc,
+    combine: Combine,
     shift: int = 0,
+    finish: Finish | None = None,
 ) -> Schedule:
     """Runs the first half of the ring, which leaves rank r with the combination of chunk r + 1 + ``shift``.
 
@@ -60,11 +88,26 @@ def reduce_scatter_steps(
         chunks: receive the combinations, cut in the same way; may be ``inputs``.
         combine: a commutative and associative NumPy ufunc of two arguments.
         shift: selects the chunk that is left on each rank.
+        finish: changes the combination that is left.
     """
     for step in range(comm.size - 1):
+        if finish is not None and step == comm.size - 2:
+            combine = _finished(combine, finish)
         outgoing = (chunks if step else inputs)[(comm.rank + shift - step) % comm.size]
         place = (comm.rank + shift - step - 1) % comm.size
         yield from _pass_on(comm, tag, outgoing, chunks[place], inputs[place], combine)
+
+
+def _finished(combine: Combine, finish: Finish) -> Combine:
+    """Returns a function that combines two vectors into a third, and finishes what it has combined."""
+
+    def combine_and_finish(own: np.ndarray, incoming: np.ndarray, out: np.ndarray) -> None:
+        for start in range(0, own.size, _CACHED_ELEMENTS):
+            part = slice(start, start + _CACHED_ELEMENTS)
+            combine(own[part], incoming[part], out=out[part])
+            finish.finish(out[part])
+
+    return combine_and_finish
 
 
 def all_gather_steps(comm: Communicator, tag: int, chunks: Sequence[np.ndarray], shift: int = 0) -> Schedule:
@@ -87,7 +130,7 @@ def _pass_on(
     outgoing: np.ndarray,
     target: np.ndarray,
     own: np.ndarray | None = None,
-    combine: np.ufunc = np.add,
+    combine: Combine = np.add,
 ) -> Schedule:
     """Sends to the right neighbour and receives from the left one; combines with ``own`` if given."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 
 from tfdist.collectives.schedule import Schedule
-from tfdist.comm.communicator import Communicator, Request
+from tfdist.comm.communicator import Combine, Communicator, Request
 
 IN_FLIGHT = 2
 """Segments of a step in flight at once: one is used while the next is being transferred."""
@@ -24,7 +24,7 @@ def exchange(
     target: np.ndarray = _NOTHING,
     source: int = -1,
     own: np.ndarray | None = None,
-    combine: np.ufunc = np.add,
+    combine: Combine = np.add,
 ) -> Schedule:
     """Sends and receives at the same time.
 
@@ -37,7 +37,7 @@ def exchange(
         source: the rank to receive from.
         own: combined with the incoming vector into ``target``, and may be ``target`` itself; by default the incoming
             vector is stored as it is.
-        combine: a commutative and associative NumPy ufunc of two arguments.
+        combine: combines ``own`` with the incoming vector; commutative and associative.
     """
     length = max(1, comm.segment_bytes // max(outgoing.itemsize, target.itemsize))
     in_flight: deque[list[Request]] = deque()

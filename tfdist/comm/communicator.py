@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 Request = Any
 """A running transfer; opaque except to the `Communicator` that started it."""
+
+Combine = Callable[..., Any]
+"""A NumPy ufunc of two arguments, or a function that is called like one, with ``out``."""
 
 
 class Communicator(Protocol):
@@ -54,15 +57,13 @@ class Communicator(Protocol):
         """Starts to fill the whole buffer."""
         ...
 
-    def receive_combined(
-        self, own: np.ndarray, target: np.ndarray, combine: np.ufunc, source: int, tag: int
-    ) -> Request:
+    def receive_combined(self, own: np.ndarray, target: np.ndarray, combine: Combine, source: int, tag: int) -> Request:
         """Starts to fill ``target`` with ``combine(own, received)``.
 
         Args:
             own: an array of the size and dtype of the received data; only read.
             target: an array like ``own``, or ``own`` itself.
-            combine: a NumPy ufunc of two arguments.
+            combine: combines two arrays into a third one, which may be the first.
             source: the rank that sends.
             tag: the transfer's tag.
         """

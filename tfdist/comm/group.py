@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.comm.communicator import Communicator, Request
+from tfdist.comm.communicator import Combine, Communicator, Request
 
 
 class GroupCommunicator:
@@ -49,9 +49,7 @@ class GroupCommunicator:
         """Starts to fill the whole buffer from ``source``."""
         return self._whole.receive(buffer, self._members[source], tag)
 
-    def receive_combined(
-        self, own: np.ndarray, target: np.ndarray, combine: np.ufunc, source: int, tag: int
-    ) -> Request:
+    def receive_combined(self, own: np.ndarray, target: np.ndarray, combine: Combine, source: int, tag: int) -> Request:
         """Starts to fill ``target`` with ``combine(own, received)``."""
         return self._whole.receive_combined(own, target, combine, self._members[source], tag)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.comm.communicator import Combine
+
 Channel = tuple[int, int, int]
 """Source, destination and tag of transfers."""
 
@@ -89,7 +91,7 @@ class LocalCommunicator:
         return transfer
 
     def receive_combined(
-        self, own: np.ndarray, target: np.ndarray, combine: np.ufunc, source: int, tag: int
+        self, own: np.ndarray, target: np.ndarray, combine: Combine, source: int, tag: int
     ) -> _LocalTransfer:
         """Starts to fill ``target`` with ``combine(own, received)``."""
         landing = np.empty_like(own)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.comm.buffers import BufferPool
+from tfdist.comm.communicator import Combine
 from tfdist.comm.library import LibraryCollectives
 from tfdist.comm.shared import Arena, Neighbour, Place
 from tfdist.errors import MismatchError
@@ -91,7 +92,7 @@ class MPICommunicator:
         return self._receive(buffer, source, tag)
 
     def receive_combined(
-        self, own: np.ndarray, target: np.ndarray, combine: np.ufunc, source: int, tag: int
+        self, own: np.ndarray, target: np.ndarray, combine: Combine, source: int, tag: int
     ) -> _MPITransfer:
         """Starts to fill ``target`` with ``combine(own, received)``."""
         if own.nbytes >= LENT_BYTES and source in self._neighbours:

@@ -95,11 +95,15 @@ class _Sum(BucketJob):
         elif self._adaptive:
             plan = adasum.all_reduce(buffer, self._sizes(buffer.size), source)
         else:
-            plan = operations.all_reduce(buffer, self._group.choose(vector.nbytes), self._combine, source)
+            algorithm = self._group.choose(vector.nbytes)
+            division = mean.division(algorithm) if mean else None
+            plan = operations.all_reduce(buffer, algorithm, self._combine, source, division)
 
         def result(key: str) -> np.ndarray:
-            done = mean.finished(buffer, functools.partial(self._sum_again, key)) if mean else buffer
-            return done.reshape(shape)
+            if mean is None:
+                return buffer.reshape(shape)
+            again = functools.partial(self._sum_again, key)
+            return mean.finished(buffer, again, is_divided=division is not None).reshape(shape)
 
         return Begun(plan, result)
 

@@ -7,13 +7,43 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tfdist.collectives.schedule import partition
 from tfdist.compression.method import is_finite, segments
 
-_SEGMENT = 1 << 16
-"""Elements that are divided and then added up in the cache: more of them cost fewer calls."""
+_SEGMENT = 1 << 15
+"""Elements that are divided, and then looked at while they are in the cache: more of them cost fewer calls."""
+
+_IN_A_RING = "ring"
+"""The algorithm that divides sums on their way."""
 
 Summing = Callable[[np.ndarray], np.ndarray]
 """A function that sums a vector over all processes; it may overwrite the vector."""
+
+
+class Division:
+    """Divides a sum on its way along a ring, where each rank divides the chunk whose sum it has first.
+
+    A chunk that has overflowed gets NaN as its first element. So all ranks learn of it without reading all elements.
+
+    Args:
+        divisor: number that the sum is divided by.
+
+    Attributes:
+        divisor: as given.
+    """
+
+    def __init__(self, divisor: int) -> None:
+        self.divisor = divisor
+        self._is_finite = True
+
+    def finish(self, part: np.ndarray) -> None:
+        """Divides a part of the chunk."""
+        self._is_finite = _divide(part, self.divisor) and self._is_finite
+
+    def end(self, chunk: np.ndarray) -> None:
+        """Marks the chunk if it has overflowed."""
+        if not self._is_finite:
+            chunk[:1] = np.nan
 
 
 class Mean:
@@ -43,7 +73,21 @@ class Mean:
         else:
             self.summed = np.stack(np.divmod(vector, vector.dtype.type(size)), axis=-1).reshape(-1)
 
-    def finished(self, total: np.ndarray, again: Summing, anywhere: Callable[[bool], bool] = bool) -> np.ndarray:
+    def division(self, algorithm: str) -> Division | None:
+        """Returns what divides the sum on its way; None if it has to be divided afterwards.
+
+        Args:
+            algorithm: name of the algorithm that sums.
+        """
+        return Division(self._size) if algorithm == _IN_A_RING and not self._integer else None
+
+    def finished(
+        self,
+        total: np.ndarray,
+        again: Summing,
+        anywhere: Callable[[bool], bool] = bool,
+        is_divided: bool = False,
+    ) -> np.ndarray:
         """Returns the mean of each element, one-dimensional; integers are rounded towards zero.
 
         Args:
@@ -51,15 +95,21 @@ class Mean:
             again: function that sums a vector like ``summed``, and returns the part that corresponds to ``total``.
             anywhere: function that returns whether a condition is true on any process. The default is correct if all
                 processes have the same ``total``.
+            is_divided: whether a `Division` has divided ``total`` on its way.
         """
         if self._integer:
             return self._rounded(total).astype(self._dtype, copy=False)
-        if anywhere(not _divide(total, self._size)):
+        if anywhere(not (self._is_unmarked(total) if is_divided else _divide(total, self._size))):
             scale = 1 << (self._size - 1).bit_length()
             scaled = again(self.summed * self.summed.dtype.type(1 / scale))
             _divide(scaled, self._size / scale)
             np.copyto(total, scaled, where=~np.isfinite(total))
         return total.view(self._dtype)
+
+    def _is_unmarked(self, divided: np.ndarray) -> bool:
+        """Returns whether no chunk has overflowed."""
+        starts = [part.start for part in partition(divided.size, self._size) if part.start < part.stop]
+        return bool(np.isfinite(divided[starts]).all())
 
     def _rounded(self, total: np.ndarray) -> np.ndarray:
         if self._dtype.itemsize < 8:
@@ -81,13 +131,13 @@ def _divide(vector: np.ndarray, divisor: float) -> bool:
     # The product with the reciprocal of a power of two has the bits of the quotient, and takes less time.
     is_power = math.frexp(divisor)[0] == 0.5
     operation, factor = (np.multiply, 1 / divisor) if is_power else (np.divide, divisor)
-    total, number = 0.0, vector.dtype.type(factor)
+    all_finite, number = True, vector.dtype.type(factor)
     with np.errstate(all="ignore"):
         for segment in segments(vector.size, _SEGMENT):
             part = vector[segment]
             operation(part, number, out=part)
-            total += float(part.sum())  # not finite if an element is not, and seldom otherwise
-    return math.isfinite(total) or bool(np.isfinite(vector).all())
+            all_finite = all_finite and bool(np.isfinite(part).all())
+    return all_finite
 
 
 def _divide_half(part: np.ndarray, divisor: float) -> bool:

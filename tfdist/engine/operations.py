@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfdist.cluster.messages import StandIn
-from tfdist.collectives import algorithms, all_gather
+from tfdist.collectives import algorithms, all_gather, ring
 from tfdist.collectives import barrier as barriers
 from tfdist.collectives.schedule import Plan
+from tfdist.engine.means import Division
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ def all_reduce(
     algorithm: str,
     combine: np.ufunc = np.add,
     source: np.ndarray | None = None,
+    division: Division | None = None,
 ) -> Operation:
     """Returns an all-reduce. A rank without data can take part in a sum, to which it adds zeros.
 
@@ -44,14 +46,18 @@ def all_reduce(
         algorithm: name of an algorithm in `tfdist.collectives.algorithms.ALGORITHMS`.
         combine: ufunc of two arguments that combines values.
         source: this rank's values, if they are not in the buffer.
+        division: divides the sum on its way; for the algorithm ``"ring"`` only.
     """
-    stand_in = _sum_without_data(buffer.dtype, buffer.size, algorithm) if combine is np.add else None
+    divisor = 0 if division is None else division.divisor
+    stand_in = _sum_without_data(buffer.dtype, buffer.size, algorithm, divisor) if combine is np.add else None
+    if division is not None:
+        return Operation(ring.all_reduce(buffer, combine, source, division), stand_in)
     return Operation(algorithms.ALGORITHMS[algorithm](buffer, combine, source=source), stand_in)
 
 
 @functools.lru_cache(1024)
-def _sum_without_data(dtype: np.dtype, size: int, algorithm: str) -> StandIn:
-    return StandIn("sum", dtype.name, (size,), algorithm)
+def _sum_without_data(dtype: np.dtype, size: int, algorithm: str, divisor: int) -> StandIn:
+    return StandIn("sum", dtype.name, (size,), algorithm, divisor)
 
 
 def all_gather_rows(array: np.ndarray) -> Operation:
@@ -79,6 +85,8 @@ def without_data(stand_in: StandIn) -> Plan:
         return barriers.barrier()
     import ml_dtypes  # noqa: F401  (registers its dtypes' names with NumPy)
 
-    empty = np.zeros(stand_in.shape if stand_in.what == "sum" else (0, *stand_in.shape), np.dtype(stand_in.dtype))
-    operation = all_reduce(empty, stand_in.algorithm) if stand_in.what == "sum" else all_gather_rows(empty)
-    return operation.plan
+    dtype = np.dtype(stand_in.dtype)
+    if stand_in.what == "rows":
+        return all_gather_rows(np.zeros((0, *stand_in.shape), dtype)).plan
+    division = Division(stand_in.divisor) if stand_in.divisor else None
+    return all_reduce(np.zeros(stand_in.shape, dtype), stand_in.algorithm, division=division).plan
