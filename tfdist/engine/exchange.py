@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives.algorithms import ALGORITHMS
-from tfdist.collectives.all_gather import all_gather_rows
+from tfdist.collectives.all_gather import all_gather, all_gather_rows
 from tfdist.collectives.all_to_all import all_to_all
 from tfdist.collectives.broadcast import broadcast
 from tfdist.collectives.reduce_scatter import reduce_scatter
@@ -117,8 +117,9 @@ class Exchange:
             The values that differ, by name: a list of all processes' values, in the order of the ranks.
         """
         hashes = [hashlib.blake2b(value.encode(), digest_size=8).digest() for value in facts.values()]
-        digests = np.frombuffer(b"".join(hashes), np.int64)
-        everyone, _ = self._group.run(key, all_gather_rows(digests[np.newaxis]), ", ".join(facts))
+        everyone = np.zeros((self._group.size, len(facts)), np.int64)
+        everyone[self._group.rank] = np.frombuffer(b"".join(hashes), np.int64)
+        self._group.run(key, all_gather(list(everyone)), ", ".join(facts))  # in one round: the numbers are known
         names = [name for name, column in zip(facts, everyone.T, strict=True) if (column != column[0]).any()]
         if not names:
             return {}
