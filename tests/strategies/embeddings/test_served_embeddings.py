@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.strategies.served import served
-from tests.strategies.servers.test_keras_servers import assert_close, fit, links
+from tests.strategies.servers.trained import assert_close, fit, links
 from tests.sweeps import sweep
 from tfdist.errors import TfdistError
 from tfdist.parameter_server import LocalSteps

@@ -9,8 +9,8 @@ import pytest
 from tests.parameter_server.serving import serving
 from tests.strategies.embeddings.test_served_embeddings import KEYS, TARGETS, embedded
 from tests.strategies.served import Served, served
-from tests.strategies.servers.test_keras_servers import OPTIONS, X, Y, assert_close, fit, links, model_in
 from tests.strategies.servers.test_local_link import RATE, fit_together, linear_in
+from tests.strategies.servers.trained import OPTIONS, X, Y, assert_close, fit, links, model_in
 from tests.sweeps import sweep
 from tfdist.parameter_server import Asynchronous, BoundedStaleness, Hogwild, Inverse, Servers
 from tfdist.parameter_server.options.arguments import Arguments

@@ -297,7 +297,7 @@ def test_progress_is_that_of_the_epoch(capsys):
     assert capsys.readouterr().out.count(f"{BATCHES}/{BATCHES}") >= 2
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [sweep(1), 2])
 def test_the_last_round_of_an_epoch_does_not_wait_for_the_next_epoch(servers):
     """Each epoch has one batch, for one of two workers: each is an update, made before the epoch ends."""
     x = np.random.default_rng(0).normal(size=(8, SAMPLES)).astype("float32")

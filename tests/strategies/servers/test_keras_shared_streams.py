@@ -75,12 +75,12 @@ def test_a_worker_that_stops_leaves_a_stream(stops):
     """The chief takes the stream with it, and the epochs of the other one end."""
     with served(workers=2, data="shared") as strategies:
         models = [counting_model(strategy) for strategy in strategies]
-        data = slices().batch(BATCH).repeat(50).shuffle(4)
+        data = slices().batch(BATCH).repeat(20).shuffle(4)
         kinds = [{"callbacks": [Stopping()]} if number == stops else {} for number in range(2)]
         together(*(lambda m=m, o=o: m.fit(data, epochs=2, verbose=0, **o) for m, o in zip(models, kinds, strict=True)))
         push_counts = pushes(*models)
         assert push_counts[stops] <= 1
-        assert stops == 0 or sum(push_counts) == 2 * 50 * BATCHES
+        assert stops == 0 or sum(push_counts) == 2 * 20 * BATCHES
 
 
 def test_a_stream_that_fails_is_an_error_on_every_worker():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.strategies.served import served
-from tests.strategies.servers.test_keras_servers import OPTIONS, X, Y, assert_close, fit, links, model_in
+from tests.strategies.servers.trained import OPTIONS, X, Y, assert_close, fit, links, model_in
 from tests.sweeps import some
 from tfdist.parameter_server import (
     Asynchronous,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.strategies.served import served
-from tests.strategies.servers.test_keras_servers import fit, model_in
+from tests.strategies.servers.trained import fit, model_in
 from tfdist.callbacks import Communication
 from tfdist.parameter_server.options.staleness import DropBeyond
 from tfdist.parameter_server.options.synchronization import Asynchronous

@@ -9,7 +9,7 @@ import pytest
 
 import tfdist
 from tests.strategies.served import Served, served
-from tests.strategies.servers.test_keras_servers import X, Y, fit, links, model_in
+from tests.strategies.servers.trained import X, Y, fit, links, model_in
 from tests.sweeps import sweep
 from tfdist.errors import TfdistError
 from tfdist.parameter_server import ElasticAveraging, Gradients, Hogwild, LocalSteps
@@ -35,7 +35,7 @@ def end(evaluator):
     evaluator.extended._end.over()
 
 
-@pytest.mark.parametrize("pushes", [None, LocalSteps(2), sweep(ElasticAveraging(2)), sweep(Hogwild())])
+@pytest.mark.parametrize("pushes", [sweep(None), LocalSteps(2), sweep(ElasticAveraging(2)), sweep(Hogwild())])
 def test_evaluator_reads_weights_trained_by_worker(pushes):
     with beside(servers=2, pushes=pushes) as (strategy, evaluator):
         model, copy = model_in(strategy), model_in(evaluator)
