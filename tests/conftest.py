@@ -1,6 +1,7 @@
 import gc
 import os
 import signal
+import threading
 
 import pytest
 
@@ -10,6 +11,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells have it for w
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+# What XLA compiles runs a few times: LLVM need not make it fast.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 # Ranks that are threads of one process (tests/engine/ranks.py) share TensorFlow's threads, and each keeps some of them
 # waiting for the others. By default there are as many as cores.
@@ -38,6 +41,15 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("sweep")]
     # Files that start processes come first: they take longest, and wait much of it, while another worker computes.
     items.sort(key=lambda item: item.get_closest_marker("multiprocess") is None)
+
+
+@pytest.fixture(autouse=True)
+def no_timer_is_left():
+    """Fails a test whose timer would act within a later one."""
+    yield
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    left = [timer.name for timer in timers if not timer.finished.is_set()]
+    assert not left, f"timers are still running: {left}; cancel them"
 
 
 def pytest_collection_finish(session):

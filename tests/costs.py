@@ -3,10 +3,15 @@
 Seconds on a clock depend on what else runs; processor seconds add up over all processes that a test starts, also over
 forks (`multiprocess/forking.py`), which are nobody's children here. What a fixture costs counts for the first test that
 asks for it, and processes that nobody waits for count for nothing.
+
+Processors differ, also one from itself on another day: the sums stand beside the seconds of a fixed piece of work.
 """
 
+import ast
 import collections
 import os
+import statistics
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +20,9 @@ from tests.multiprocess import forking, harness
 
 SHOWN = 30
 TICKS = os.sysconf("SC_CLK_TCK")
+SOURCE = (
+    "def trace(graph, node):\n    return [graph[name](node, index=place) for place, name in enumerate(node)]\n" * 500
+)
 
 
 def pytest_addoption(parser):
@@ -38,11 +46,24 @@ def process_seconds(pid):
     return sum(map(int, fields[11:15])) / TICKS
 
 
+def work_seconds():
+    """Processor seconds of a fixed piece of work, much like Keras's tracing: many objects, look-ups and calls."""
+
+    def work():
+        begun = time.process_time()
+        names = collections.Counter(type(node).__name__ for node in ast.walk(ast.parse(SOURCE)))
+        assert names["FunctionDef"] == 500
+        return time.process_time() - begun
+
+    return statistics.median(work() for _ in range(9))
+
+
 class Costs:
     """Counts around each test, wherever it runs, and shows the sums where pytest reports."""
 
     def __init__(self):
         self._found = {}
+        self._work = work_seconds()
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item):
@@ -72,6 +93,10 @@ class Costs:
         terminalreporter.write_line("    tests  cpu seconds  launches  processes")
         for folder, (tests, seconds, launches, processes) in sorted(folders.items(), key=lambda item: item[1][1]):
             terminalreporter.write_line(f"{tests:9d} {seconds:12.1f} {launches:9d} {processes:10d}  {folder}")
+        work = (self._work + work_seconds()) / 2
+        terminalreporter.write_line(
+            f"a fixed piece of work takes {1e3 * work:.1f} ms: the sum is {folders['all'][1] / work:.0f} times as much"
+        )
         terminalreporter.write_line(f"the {SHOWN} dearest tests, in cpu seconds")
         for name, cost in sorted(self._found.items(), key=lambda item: item[1], reverse=True)[:SHOWN]:
             terminalreporter.write_line(f"{cost[0]:9.1f}  {name}")
