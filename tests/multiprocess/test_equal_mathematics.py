@@ -45,6 +45,8 @@ IN_SWEEPS = [
     *"steps_per_execution gradient_accumulation synchronized_batch_normalization optimizer_Adafactor".split(),
     # What tests of losses and gradients have within one process.
     *"scale_summed_loss_in_fit sum_reduction no_reduction clipping_by_global_norm".split(),
+    # Custom loops, as programs have them, and data of tf.data, as most of the other cases and programs have.
+    *"hand_written_loop dataset".split(),
     *"a_root_of_a_mean_is_of_the_share added_mean_without_samples several_outputs_without_samples".split(),
 ]
 ALL = re.findall(r"^@(?:case|spread)\ndef (\w+)", SOURCE, re.MULTILINE) + [f"optimizer_{name}" for name in OPTIMIZERS]

@@ -16,7 +16,7 @@ ON_TWO = ["synchronous", "compressed", "restarted"]
 
 
 @checks(
-    {1: [sweep("synchronous"), sweep("golden")], 2: ROUNDS + KERAS, 3: ["uneven", *map(sweep, ("golden", *ON_TWO))]}
+    {1: [sweep("synchronous"), sweep("golden")], 2: ROUNDS + KERAS, 3: [*map(sweep, ("uneven", "golden", *ON_TWO))]}
 )
 def test_local_sgd_trains_on_several_processes(size, check, passes):
     passes(size, check)

@@ -23,6 +23,7 @@ def test_split_layers_train_as_plain_keras(size, check, passes):
     passes(size, check)
 
 
+@pytest.mark.sweep
 def test_killed_rank_is_named(tmp_path):
     harness.assert_killed_rank_is_named([PROGRAM, str(tmp_path)], TEST_CASES="endless")
 

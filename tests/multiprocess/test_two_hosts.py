@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.multiprocess import harness, namespaces
+from tests.sweeps import sweep
 
 pytestmark = [
     pytest.mark.multiprocess,
@@ -25,8 +26,10 @@ def on_two_hosts(command, names, settings):
     return harness.started(command, 2, {**namespaces.SETTINGS, **settings}, per_rank, prefixes=prefixes)
 
 
-def test_cut_link_ends_ranks_on_both_hosts():
+@pytest.mark.parametrize("algorithm", ["ring", sweep("tensorflow")])
+def test_cut_link_ends_ranks_on_both_hosts(algorithm):
     settings = {"TEST_DO": "say", "TEST_STEP": "20", "TEST_EPOCHS": "1000", "TFDIST_HEARTBEAT_TIMEOUT": "3"}
+    settings["TEST_ALGORITHM"] = algorithm
     with namespaces.hosts() as names:
         with on_two_hosts([str(harness.PROGRAMS / "train.py")], names, settings) as processes:
             for rank in range(2):

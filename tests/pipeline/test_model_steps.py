@@ -136,7 +136,11 @@ def test_weights_of_samples_and_classes():
         keras.utils.set_random_seed(0)
         model = classifier()
         model.compile(
-            with_momentum(), "sparse_categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["accuracy"]
+            with_momentum(),
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+            weighted_metrics=["accuracy"],
+            run_eagerly=schedule is None,
         )
         if schedule is not None:
             split(model, schedule)

@@ -1,5 +1,7 @@
 """Recorded steps: the order of the actions is that of the table, in graphs and eagerly; timelines of all processes."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -21,8 +23,9 @@ SCHEDULES = {
 }
 
 
-def trained(schedule, eagerly=False, **arguments):
-    strategy = tfdist.PipelineStrategy(micro_batches=PARTS, schedule=schedule, **SCHEDULES[schedule], **arguments)
+@functools.cache
+def trained(schedule, record, eagerly):
+    strategy = tfdist.PipelineStrategy(micro_batches=PARTS, schedule=schedule, record=record, **SCHEDULES[schedule])
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = models.perceptron()
@@ -46,7 +49,7 @@ def actions(timeline):
     ],
 )
 def test_the_order_is_that_of_the_table(schedule, eagerly):
-    strategy, _ = trained(schedule, eagerly, record=True)
+    strategy, _ = trained(schedule, True, eagerly)
     for step in (-2, -1):
         timeline = strategy.recorded(step)
         assert actions(timeline) == actions(strategy.schedule)
@@ -58,7 +61,7 @@ def test_the_order_is_that_of_the_table(schedule, eagerly):
 
 @pytest.mark.parametrize("schedule", [sweep("1f1b"), "zero_bubble"])
 def test_actions_begin_after_their_inputs_end(schedule):
-    strategy, model = trained(schedule, record=True)
+    strategy, model = trained(schedule, True, False)
     table = strategy.extended.of_model(model).table
     spans = {span.action: span for row in strategy.recorded().spans for span in row}
     for action, span in spans.items():
@@ -66,13 +69,13 @@ def test_actions_begin_after_their_inputs_end(schedule):
 
 
 def test_recording_changes_no_weights():
-    weights = [trained("zero_bubble", record=record)[1].get_weights() for record in (False, True)]
+    weights = [trained("zero_bubble", record, False)[1].get_weights() for record in (False, True)]
     for weight, other in zip(*weights, strict=True):
         np.testing.assert_array_equal(weight, other)
 
 
 def test_only_training_steps_are_recorded():
-    strategy, model = trained("gpipe", record=True)
+    strategy, model = trained("gpipe", True, False)
     model.predict(models.data_of(model)[0][0], verbose=0)
     assert actions(strategy.recorded()) == actions(strategy.schedule)
     with pytest.raises(ValueError, match=r"the times of 2 training steps .* no step -3"):
@@ -80,7 +83,7 @@ def test_only_training_steps_are_recorded():
 
 
 def test_nothing_is_recorded_unless_it_is_asked_for():
-    strategy, _ = trained("gpipe")
+    strategy, _ = trained("zero_bubble", False, False)
     with pytest.raises(ValueError, match="record=True"):
         strategy.recorded()
 

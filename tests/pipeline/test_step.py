@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.pipeline.models import MODELS, SAMPLES, data_of, in_stages, objective_of, of_whole, skips
-from tests.sweeps import some
+from tests.sweeps import some, sweep
 from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.pipeline import schedules
 from tfdist.pipeline.micro_batches import MicroBatches
@@ -66,7 +66,7 @@ def test_gradients_are_those_of_the_whole_model(name, schedule):
     assert_equal(model, pipelined(model, SCHEDULES[schedule]), of_whole(model, x, y))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize("schedule", [sweep("1f1b"), "zero_bubble"])
 def test_gradients_are_equal_on_devices_eagerly_and_with_few_samples(schedule):
     keras.utils.set_random_seed(0)
     model = skips()

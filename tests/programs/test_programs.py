@@ -45,6 +45,10 @@ IN_SWEEPS = [
     "state_beside_optimizers",
     # An own step and trackers, as others have, of a model without `call`, as test_backup.py trains one.
     "vae",
+    # A custom loop, as other programs have, and state of layers, which the equal mathematics has.
+    *"reinforcement layer_state".split(),
+    # Gradients averaged by a function: `test_distributed_optimizer.py`, and an example as Horovod's users write it.
+    "horovod_style",
 ]
 ON_TWO = ["class_weights", "custom_train_step", "keras_tuner_search", "stopping_early", "vae"]
 """The dearest ones, which three processes show no better than two."""

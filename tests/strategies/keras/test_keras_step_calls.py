@@ -206,8 +206,9 @@ def test_layers_and_optimizers_share_the_collective_of_gradients(ranks, name):
             last = [] if make is masks else [keras.layers.Dense(1, kernel_initializer="ones")]
             model = keras.Sequential([keras.layers.Input((2,)), *make(), *last])
             given = {key: value() if callable(value) else value for key, value in compiled.items()}
-            is_eager = strategy.num_replicas_in_sync == 1 and "jit_compile" not in given
-            given = {"optimizer": "sgd", "run_eagerly": is_eager, **given}
+            if strategy.num_replicas_in_sync == 1:
+                given = {**given, "run_eagerly": True, "jit_compile": False}
+            given = {"optimizer": "sgd", **given}
             given["metrics"] = [metric() if isinstance(metric, type) else metric for metric in given.get("metrics", [])]
             model.compile(loss="mse", **given)
         y = ROWS[:, :, None] if make is masks else ROWS[:, :1]

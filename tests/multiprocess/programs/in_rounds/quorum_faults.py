@@ -49,6 +49,7 @@ history = model.fit(
     batch_size=10,
     epochs=1_000_000,
     validation_data=(x, y),
+    validation_batch_size=100,
     verbose=0,
     callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.999 * rate), Tells()],
 )
