@@ -29,6 +29,9 @@ ALGORITHMS: dict[str, AllReduce] = {
     "mpi": library.all_reduce,
 }
 
+FINISHING = ("ring",)
+"""Those that can change the result on its way, each part on one rank; see `tfdist.collectives.ring.Finish`."""
+
 AUTO = "auto"
 """The name for a choice by the cost model, which selects an algorithm for every vector by its size."""
 

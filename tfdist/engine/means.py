@@ -7,21 +7,19 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tfdist.collectives.algorithms import FINISHING
 from tfdist.collectives.schedule import partition
 from tfdist.compression.method import is_finite, segments
 
 _SEGMENT = 1 << 15
 """Elements that are divided, and then looked at while they are in the cache: more of them cost fewer calls."""
 
-_IN_A_RING = "ring"
-"""The algorithm that divides sums on their way."""
-
 Summing = Callable[[np.ndarray], np.ndarray]
 """A function that sums a vector over all processes; it may overwrite the vector."""
 
 
 class Division:
-    """Divides a sum on its way along a ring, where each rank divides the chunk whose sum it has first.
+    """Divides a sum on its way, each chunk on the rank that has its sum first; a `tfdist.collectives.ring.Finish`.
 
     A chunk that has overflowed gets NaN as its first element. So all ranks learn of it without reading all elements.
 
@@ -79,7 +77,7 @@ class Mean:
         Args:
             algorithm: name of the algorithm that sums.
         """
-        return Division(self._size) if algorithm == _IN_A_RING and not self._integer else None
+        return Division(self._size) if algorithm in FINISHING and not self._integer else None
 
     def finished(
         self,

@@ -46,7 +46,7 @@ def all_reduce(
         algorithm: name of an algorithm in `tfdist.collectives.algorithms.ALGORITHMS`.
         combine: ufunc of two arguments that combines values.
         source: this rank's values, if they are not in the buffer.
-        division: divides the sum on its way; for the algorithm ``"ring"`` only.
+        division: divides the sum on its way; for algorithms in `tfdist.collectives.algorithms.FINISHING`.
     """
     divisor = 0 if division is None else division.divisor
     stand_in = _sum_without_data(buffer.dtype, buffer.size, algorithm, divisor) if combine is np.add else None
