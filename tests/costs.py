@@ -4,14 +4,13 @@ Seconds on a clock depend on what else runs; processor seconds add up over all p
 forks (`multiprocess/forking.py`), which are nobody's children here. What a fixture costs counts for the first test that
 asks for it, and processes that nobody waits for count for nothing.
 
-Processors differ, also one from itself on another day: the sums stand beside the seconds of a fixed piece of work.
+Processors differ, also one from itself on another day: the sums stand beside the seconds that an import takes.
 """
 
-import ast
 import collections
 import os
-import statistics
-import time
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,6 @@ from tests.multiprocess import forking, harness
 
 SHOWN = 30
 TICKS = os.sysconf("SC_CLK_TCK")
-SOURCE = (
-    "def trace(graph, node):\n    return [graph[name](node, index=place) for place, name in enumerate(node)]\n" * 500
-)
 
 
 def pytest_addoption(parser):
@@ -31,7 +27,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     if config.getoption("--costs"):
-        config.pluginmanager.register(Costs())
+        config.pluginmanager.register(Costs(shows=not hasattr(config, "workerinput")))
 
 
 def spent():
@@ -46,24 +42,19 @@ def process_seconds(pid):
     return sum(map(int, fields[11:15])) / TICKS
 
 
-def work_seconds():
-    """Processor seconds of a fixed piece of work, much like Keras's tracing: many objects, look-ups and calls."""
-
-    def work():
-        begun = time.process_time()
-        names = collections.Counter(type(node).__name__ for node in ast.walk(ast.parse(SOURCE)))
-        assert names["FunctionDef"] == 500
-        return time.process_time() - begun
-
-    return statistics.median(work() for _ in range(9))
+def import_seconds():
+    """Processor seconds of a process that imports TensorFlow and Keras: a fixed piece of work that fills the caches."""
+    before = sum(os.times()[2:4])
+    subprocess.run([sys.executable, "-c", "import tensorflow, keras"], stderr=subprocess.DEVNULL, check=True)
+    return sum(os.times()[2:4]) - before
 
 
 class Costs:
     """Counts around each test, wherever it runs, and shows the sums where pytest reports."""
 
-    def __init__(self):
+    def __init__(self, shows):
         self._found = {}
-        self._work = work_seconds()
+        self._imports = import_seconds() if shows else None
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item):
@@ -93,9 +84,10 @@ class Costs:
         terminalreporter.write_line("    tests  cpu seconds  launches  processes")
         for folder, (tests, seconds, launches, processes) in sorted(folders.items(), key=lambda item: item[1][1]):
             terminalreporter.write_line(f"{tests:9d} {seconds:12.1f} {launches:9d} {processes:10d}  {folder}")
-        work = (self._work + work_seconds()) / 2
+        imports = self._imports, import_seconds()
         terminalreporter.write_line(
-            f"a fixed piece of work takes {1e3 * work:.1f} ms: the sum is {folders['all'][1] / work:.0f} times as much"
+            f"an import of TensorFlow and Keras takes {imports[0]:.2f} s before and {imports[1]:.2f} s after: "
+            f"the sum is {2 * folders['all'][1] / sum(imports):.0f} times as much"
         )
         terminalreporter.write_line(f"the {SHOWN} dearest tests, in cpu seconds")
         for name, cost in sorted(self._found.items(), key=lambda item: item[1], reverse=True)[:SHOWN]:
