@@ -1,4 +1,5 @@
-"""Steps and memory of `AllReduceStrategy`: whole, with a divided optimizer, and with divided weights.
+"""Steps and memory of `AllReduceStrategy`: whole, with a divided optimizer, also with compressed gradients, and
+with divided weights.
 
 Two models are trained with Adam, in alternating rounds: a perceptron of layers of equal sizes, and one of which a
 single layer has most weights. Printed are milliseconds of a step, megabytes that a process sends in a step, and the
@@ -23,6 +24,7 @@ PEERS = {"torch DDP": "ddp", "torch fully_shard": "fully_shard"}
 KINDS = {
     "whole": {},
     "shard='optimizer'": {"shard": "optimizer"},
+    "shard='optimizer', Int8": {"shard": "optimizer", "compression": "Int8"},
     "shard='weights'": {"shard": "weights"},
     "gather='model'": {"shard": "weights", "gather": "model"},
 }
@@ -48,7 +50,9 @@ def measure(arguments, width, steps):
     import tfdist
 
     tfdist.init()
-    strategy = tfdist.AllReduceStrategy(**arguments)
+    method = arguments.get("compression")
+    compression = getattr(tfdist.compression, method)() if method else None
+    strategy = tfdist.AllReduceStrategy(**{**arguments, "compression": compression})
     x = np.random.default_rng(0).normal(size=(BATCH * steps, width)).astype("float32")
     y = np.random.default_rng(1).integers(0, 10, len(x))
     figures = {}

@@ -3,7 +3,7 @@
 import pytest
 
 from tfdist import compression as c
-from tfdist.compression.policy import as_policy, chosen
+from tfdist.compression.policy import as_policy, check_scatters, chosen
 
 
 def at(compression, name="dense/kernel", shape=(100, 100), step=0):
@@ -23,6 +23,19 @@ def test_biased_methods_get_feedback():
     assert at(c.WithoutFeedback(c.TopK())) == c.WithoutFeedback(c.TopK())
     assert at(c.DeepGradientCompression()) == c.DeepGradientCompression()
     assert at(c.FewerWorkers(2, c.TopK())) == c.FewerWorkers(2, c.ErrorFeedback(c.TopK()))
+
+
+@pytest.mark.parametrize("method", [c.TopK(0.1), c.PowerSGD(2), c.TernGrad(), c.ErrorFeedback(c.TopK(0.1))], ids=str)
+def test_methods_that_send_whole_tensors_do_not_scatter(method):
+    for choice in (method, c.FewerWorkers(1, method), c.Schedule({0: None, 10: method})):
+        with pytest.raises(ValueError, match=r"for dense/kernel compresses a gradient as a whole.*Use Float16"):
+            check_scatters(choice, "dense/kernel")
+
+
+@pytest.mark.parametrize("method", [c.Float16(), c.Int8(), c.SignSGD(), c.OneBit(), c.QSGD(), None], ids=str)
+def test_methods_that_send_parts_scatter(method):
+    check_scatters(method)
+    check_scatters(c.Schedule({0: c.FewerWorkers(1, method), 10: method}))
 
 
 def test_by_size_chooses_by_number_of_elements():

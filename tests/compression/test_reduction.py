@@ -1,5 +1,7 @@
 """Sums of compressed vectors over simulated ranks, on every route."""
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -50,6 +52,27 @@ class World:
                 if other == rank:
                     total[part] += state.part("sum").arrays.get("residual", 0)
         return total
+
+
+class ScatteredWorld(World):
+    """Ranks each of which gets a part of the sum; the sum is that of all parts."""
+
+    def __init__(self, choice, size, shape, bounds):
+        super().__init__(choice, size, shape)
+        self.parts = [slice(*pair) for pair in itertools.pairwise(bounds)]
+
+    def reductions(self, vectors, outs, choice=...):
+        choice = self.choice if choice is ... else choice
+        pieces = zip(vectors, outs, self.states, strict=True)
+        begun = (reduction.begin_scattered(choice, vector, self.parts, out, state) for vector, out, state in pieces)
+        return list(zip(begun, self.traffic, strict=True))
+
+    def step(self, vectors, choice=...):
+        outs = [np.full_like(vectors[0][part], 7) for part in self.parts]
+        begun = self.reductions(vectors, outs, choice)
+        plans = [fuse_reductions([rank_reduction], pytest.fail) for rank_reduction in begun]
+        _, self.communicators = simulate(self.size, lambda rank: plans[rank])
+        return np.concatenate(outs)
 
 
 def normals(size, elements, dtype=np.float32):
@@ -237,3 +260,98 @@ def test_bytes_are_counted(method):
     world.step(normals(4, 20_000))
     for traffic, communicator in zip(world.traffic, world.communicators, strict=True):
         assert 0 <= communicator.bytes_sent - traffic.sent_bytes <= 8 * 2 * 3
+
+
+# Sums in parts, each on one rank.
+
+SCATTERED = [method for method in ALL if method.route is Route.EXCHANGE]
+BOUNDS = [(0, 20, 20, 2000), (0, 0, 2000, 2000), (0, 700, 1400, 2000)]
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("method", [m for m in SCATTERED if not isinstance(m, c.SignSGD)], ids=str)
+def test_parts_are_the_sums_of_what_each_rank_encodes(method, bounds):
+    """Exactly, for methods without feedback; the state is that of each rank's part, in this step."""
+    vectors = normals(3, 2000)
+    world = ScatteredWorld(c.WithoutFeedback(method), 3, (20, 100), bounds)
+    world.step(normals(3, 2000))
+    total = world.step(vectors)
+    for owner, part in enumerate(world.parts):
+        decoded = []
+        for rank, vector in enumerate(vectors):
+            state = c.State(f"x/for {owner}", rank, 3, shape=(20, 100), step=1)
+            decoded.append(method.decode(method.encode(vector[part], state)))
+        np.testing.assert_array_equal(total[part], decoded[0] + decoded[1] + decoded[2])
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_parts_are_voted_on(bounds):
+    vectors = normals(3, 2000)
+    total = ScatteredWorld(c.SignSGD(scaled=False), 3, (20, 100), bounds).step(vectors)
+    np.testing.assert_array_equal(total, np.sign(np.sum(np.sign(vectors), axis=0)))
+
+
+@pytest.mark.parametrize("method", [m for m in SCATTERED if m in BIASED and not isinstance(m, c.SignSGD)], ids=str)
+def test_parts_and_residuals_make_up_all_gradients(method):
+    """Also after steps without compression, which send all residuals, and with parts of other lengths."""
+    world = ScatteredWorld(with_feedback(method), 3, (40, 50), BOUNDS[0])
+    given, summed = np.zeros(2000), np.zeros(2000)
+    for step in range(12):
+        if step == 9:
+            world.parts = [slice(*pair) for pair in itertools.pairwise(BOUNDS[2])]
+        vectors = normals(3, 2000)
+        given += np.sum(vectors, axis=0)
+        summed += world.step(vectors, choice=None if step in (6, 11) else ...)
+        np.testing.assert_allclose(summed + world.residuals(), given, atol=3e-6 * np.abs(given).max())
+        assert world.residuals().any() != (step in (6, 11))
+        assert not any("residual" in state.arrays for state in world.states)  # what other parts have left is sent
+    assert all(state.step == 12 for state in world.states)
+
+
+@pytest.mark.parametrize("method", [c.Int8(), c.SignSGD(), None], ids=str)
+def test_not_a_number_fills_all_parts_and_changes_no_residual_of_its_rank(method):
+    world = ScatteredWorld(method and with_feedback(method), 3, (40, 50), BOUNDS[2])
+    world.step(normals(3, 2000))
+    before = {name: array.copy() for name, array in world.states[1].saved() if "residual" in name}
+    vectors = normals(3, 2000)
+    vectors[1][1999] = np.nan
+    total = world.step(vectors)
+    assert np.isnan(total).all() if method else np.isnan(total[1999])
+    after = dict(world.states[1].saved())
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array)
+    assert np.isfinite(world.step(normals(3, 2000))).all()
+
+
+@pytest.mark.parametrize("method", [c.QSGD(), c.Int8(), c.SignSGD()], ids=str)
+def test_a_sum_may_begin_before_the_last_one_is_over(method):
+    """As where a layer is called twice in a step: sums are the same, whenever the first one ends."""
+    first, second = normals(2, 2000), normals(2, 2000)
+    in_turn = ScatteredWorld(with_feedback(method), 2, (40, 50), (0, 900, 2000))
+    expected = [in_turn.step(first), in_turn.step(second)]
+    at_once = ScatteredWorld(with_feedback(method), 2, (40, 50), (0, 900, 2000))
+    outs = [[np.empty_like(first[0][part]) for part in at_once.parts] for _ in range(2)]
+    begun = [at_once.reductions(vectors, out) for vectors, out in zip((first, second), outs, strict=True)]
+    plans = [[fuse_reductions([rank_reduction], pytest.fail) for rank_reduction in each] for each in begun]
+    for plan in reversed(plans):
+        simulate(2, lambda rank, plan=plan: plan[rank])
+    for parts, total in zip(outs, expected, strict=True):
+        np.testing.assert_array_equal(np.concatenate(parts), total)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_parts_keep_their_dtype(dtype):
+    world = ScatteredWorld(with_feedback(c.BFloat16()), 2, (40, 50), (0, 1000, 2000))
+    vectors = normals(2, 2000, dtype)
+    for choice in (..., None):
+        total = world.step(vectors, choice)
+        assert total.dtype == dtype
+        np.testing.assert_allclose(total.astype(float), vectors[0].astype(float) + vectors[1], atol=3e-5, rtol=2e-2)
+
+
+def test_parts_that_are_sent_are_counted():
+    world = ScatteredWorld(with_feedback(c.Int8()), 4, (100, 200), (0, 5000, 10_000, 15_000, 20_000))
+    world.step(normals(4, 20_000))
+    for traffic, communicator in zip(world.traffic, world.communicators, strict=True):
+        assert communicator.bytes_sent == traffic.sent_bytes
+        assert 15_000 < traffic.sent_bytes < 15_500

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.compression import Float16, Int8, by_size
+from tfdist.compression.compressor import Compressor
 from tfdist.engine import buckets
 from tfdist.engine.owned import Owned
 from tfdist.errors import MismatchError
@@ -78,6 +80,49 @@ def test_values_without_weight_count_as_zero_even_if_not_finite(ranks):
         return [value.numpy().tolist() for value in Owned(group).sums([tensor], [Ownership(0)], ["w"], weight)]
 
     assert ranks(2)(work) == [[[1.0, 2.0]], []]
+
+
+@pytest.mark.parametrize("call", [eagerly, in_a_graph])
+@pytest.mark.parametrize("limits", [(16 << 20, 1 << 20), (1, 1)])
+def test_compressed_sums_go_to_their_owners(ranks, monkeypatch, call, limits):
+    """Small integers, which half precision holds; beside a tensor that is not compressed, and with a weight."""
+    plan = functools.partial(buckets.plan, limit=limits[0], alone=limits[1])
+    monkeypatch.setattr("tfdist.engine.owned.buckets.plan", plan)
+    shapes = [(5, 2), (3,), (4, 2, 2), (2,)]
+    owners = [Ownership(None, (0, 2, 2, 5)), Ownership(1), Ownership(None, (0, 1, 3, 4)), Ownership(2)]
+    values = [np.arange(np.prod(shape), dtype="float32").reshape(shape) for shape in shapes]
+    names = ["kernel", "bias", "other", "scale"]
+
+    def work(group):
+        compressor = Compressor(by_size({0: Float16(), 16: Int8(block=1)}), group.rank, group.size, scatters=True)
+        compressor.register({name: (name, shape) for name, shape in zip(names, shapes, strict=True)})
+        hows = [compressor.tensor(name, value) for name, value in zip(names[:-1], values[:-1], strict=True)]
+        weight = tf.constant([0.5, 1.0, 2.0][group.rank], tf.float64)
+
+        def summed(tensors):
+            return Owned(group).sums(tensors, owners, names, weight, [*hows, None])
+
+        own = call(summed, [value * (1 + group.rank) for value in values])
+        return own, compressor.traffic()
+
+    for rank, (own, traffic) in enumerate(ranks(3)(work)):
+        parts = [value[owner.part(rank)] if owner.is_cut else value
+                 for value, owner in zip(values, owners, strict=True) if owner.includes(rank)]  # fmt: skip
+        for part, total in zip(parts, own, strict=True):
+            assert total.shape == part.shape
+            np.testing.assert_allclose(total, 8.5 * part, rtol=1e-6)
+        assert set(traffic) == set(names[:-1])
+
+
+def test_other_compression_on_a_rank_is_an_error(ranks):
+    def work(group):
+        compressor = Compressor(by_size({0: [Float16(), Int8()][group.rank]}), group.rank, group.size, scatters=True)
+        compressor.register({"w": ("w", (2, 2))})
+        value = tf.zeros([2, 2])
+        Owned(group).sums([value], [Ownership(0)], ["w"], compressed=[compressor.tensor("w", value)])
+
+    with pytest.raises(MismatchError):
+        ranks(2)(work)
 
 
 def test_dtypes_travel_apart(ranks):

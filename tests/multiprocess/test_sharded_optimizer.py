@@ -9,7 +9,7 @@ from tests.sweeps import sweep
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "in_parts" / "sharded.py")
-CHECKS = ["memory", "memory_after_fit", "saved", "restarted", "callbacks", "loops", "refused"]
+CHECKS = ["memory", "memory_after_fit", "saved", "restarted", "callbacks", "loops", "compressed", "refused"]
 
 
 @checks(

@@ -57,6 +57,12 @@ class Compressed:
         self.traffic.plain_bytes += ring_bytes(vector.nbytes, self.state.size)
         return reduction.begin(self.schedule.at(self.state.step), vector, out, self.state, self.momentum)
 
+    def begin_scattered(self, vector: np.ndarray, parts: Sequence[slice], out: np.ndarray) -> Reduction:
+        """Starts the next step, in which each rank gets a part; see `tfdist.compression.reduction.begin_scattered`."""
+        self.traffic.given_bytes += vector.nbytes
+        self.traffic.plain_bytes += vector.nbytes - out.nbytes
+        return reduction.begin_scattered(self.schedule.at(self.state.step), vector, parts, out, self.state)
+
     def alone(self, array: np.ndarray) -> np.ndarray:
         """Runs the next step of a single process: applies momentum, without compression."""
         vector = as_working(array.reshape(-1))
@@ -82,6 +88,31 @@ def all_reduce(tensors: Sequence[Compressed], vector: np.ndarray, out: np.ndarra
     return fuse_reductions([(tensor.begin(part, total), tensor.traffic) for tensor, part, total in pieces], choose)
 
 
+def reduce_scatter(
+    tensors: Sequence[Compressed], vector: np.ndarray, parts: Sequence[Sequence[slice]], out: Sequence[np.ndarray]
+) -> Plan:
+    """Starts the next step of the tensors of one bucket, of whose sums each rank gets its parts.
+
+    Args:
+        tensors: the tensors, in their order in the vector.
+        vector: their elements, one-dimensional; only read.
+        parts: for each tensor, consecutive parts of its elements, one for each rank.
+        out: for each tensor, receives this rank's part of its sum.
+
+    Returns:
+        A plan for the engine. Its result is None.
+    """
+    memory.keep_freed()
+    ends = np.cumsum([math.prod(tensor.state.shape or ()) for tensor in tensors])[:-1]
+    pieces = zip(tensors, np.split(vector, ends), parts, out, strict=True)
+    begun = [(tensor.begin_scattered(part, cut, own), tensor.traffic) for tensor, part, cut, own in pieces]
+    return fuse_reductions(begun, choose=_never)
+
+
+def _never(nbytes: int) -> str:
+    raise AssertionError("parts are exchanged, and not summed by an all-reduce")
+
+
 class Compressor:
     """Holds the variables whose gradients are compressed.
 
@@ -91,15 +122,24 @@ class Compressor:
         size: the number of processes.
         seed: the seed of all randomness; the same on all ranks.
         part: name of the part of a model whose gradients these processes reduce, if others of the job reduce others.
+        scatters: whether each process gets the sums of its own parts of gradients only.
 
     Raises:
         TypeError: ``compression`` is not a method, a schedule or a policy.
+        ValueError: sums are scattered, and a method cannot do that; see `tfdist.compression.policy.as_policy`.
     """
 
     def __init__(
-        self, compression: Choice | Schedule | Policy, rank: int = 0, size: int = 1, seed: int = 0, part: str = ""
+        self,
+        compression: Choice | Schedule | Policy,
+        rank: int = 0,
+        size: int = 1,
+        seed: int = 0,
+        part: str = "",
+        scatters: bool = False,
     ) -> None:
-        self._policy = policy.as_policy(compression)
+        self._policy = policy.as_policy(compression, scatters)
+        self._scatters = scatters
         self._rank, self._size, self._seed = rank, size, seed
         self._part = part
         self._variables: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -143,6 +183,8 @@ class Compressor:
             floating = gradient.dtype.name in ("float16", "bfloat16", "float32", "float64")
             momentum = self._momentum[identity] if floating else 0.0
             schedule = policy.chosen(self._policy, path, shape) if floating else None
+            if schedule is not None and self._scatters:
+                policy.check_scatters(schedule, path)
             if schedule is None and momentum:
                 schedule = Schedule({0: None})
             self._tensors[identity] = (

@@ -81,7 +81,7 @@ class Traffic:
     Attributes:
         given_bytes: the size of the tensor itself.
         sent_bytes: bytes sent to other ranks; for sums and maxima, those that a ring would send.
-        plain_bytes: bytes that a ring all-reduce would have sent without compression.
+        plain_bytes: bytes without compression: those of a ring all-reduce, or of parts that go to their owners.
     """
 
     given_bytes: int = 0

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfdist.compression.feedback import with_feedback
-from tfdist.compression.method import Described, Method
+from tfdist.compression.method import Described, Method, Route
 
 SMALL = 1024
 """Tensors with fewer elements are not compressed by default, because their messages are short."""
@@ -82,8 +82,13 @@ class Schedule:
     @property
     def momenta(self) -> set[float]:
         """The momenta that its methods apply in place of the optimizer's."""
+        return {method.momentum for method in self.methods if method.momentum}
+
+    @property
+    def methods(self) -> list[Method]:
+        """The methods of its choices, in the order of steps."""
         methods = [choice.method if isinstance(choice, FewerWorkers) else choice for choice in self._choices.values()]
-        return {method.momentum for method in methods if method is not None and method.momentum}
+        return [method for method in methods if method is not None]
 
     @property
     def choices(self) -> list[Choice]:
@@ -199,13 +204,20 @@ def skip_small(choice: Choice | Schedule | Policy, elements: int = SMALL, vector
     return _SkippingSmall(choice, elements, vectors)
 
 
-def as_policy(compression: Choice | Schedule | Policy) -> Policy:
+def as_policy(compression: Choice | Schedule | Policy, scatters: bool = False) -> Policy:
     """Converts a strategy's ``compression`` argument to a policy.
+
+    Args:
+        compression: the argument.
+        scatters: whether each process gets its parts of sums only.
 
     Raises:
         TypeError: ``compression`` is not a method, a schedule or a policy.
+        ValueError: sums are scattered, and a method cannot do that; those that a policy may choose are not known yet.
     """
     _check(compression, (Method, FewerWorkers, Schedule, Policy), "compression must be")
+    if scatters and not isinstance(compression, Policy):
+        check_scatters(compression)
     return compression if isinstance(compression, Policy) else skip_small(compression)
 
 
@@ -217,6 +229,26 @@ def chosen(policy: Policy, name: str, shape: tuple[int, ...]) -> Schedule | None
     if choice is None or isinstance(choice, Schedule):
         return choice
     return Schedule({0: choice})
+
+
+def check_scatters(choice: Choice | Schedule, path: str = "") -> None:
+    """Checks that sums can be made in parts, each on one process alone (reduce-scatter).
+
+    Args:
+        choice: the choice for a tensor.
+        path: path of the tensor's variable, for the message.
+
+    Raises:
+        ValueError: a method sends whole tensors.
+    """
+    schedule = choice if isinstance(choice, Schedule) else Schedule({0: choice})
+    for method in schedule.methods:
+        if method.route is not Route.EXCHANGE:
+            raise ValueError(
+                f"{method!r}{f' for {path}' if path else ''} compresses a gradient as a whole, and each process is to "
+                "get a part of its sum. Use Float16, BFloat16, Float8, Int8, Int4, QSGD, OneBit or SignSGD; or leave "
+                "out shard="
+            )
 
 
 def _completed(choice: Choice) -> Choice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -28,18 +28,68 @@ def begin(choice: Choice, vector: np.ndarray, out: np.ndarray, state: State, mom
     """
     if not vector.size:
         return
+    method, working = _contribution(choice, vector, state, momentum)
+    if method is None:
+        state.divide([])
+        out[...] = yield SumRequest(_with_unsent(working, state).astype(vector.dtype, copy=False))
+    else:
+        yield from reduce_on_route(best_route(method, state.size), method, working, out, state)
+    state.step += 1
+
+
+def begin_scattered(
+    choice: Choice, vector: np.ndarray, parts: Sequence[slice], out: np.ndarray, state: State
+) -> Reduction:
+    """Sums a tensor over all ranks, each of which gets its part of the sum; parts travel as on `Route.EXCHANGE`.
+
+    The sum is not encoded again. The state advances when this rank's vector is encoded, not when the sum is there: a
+    tensor may be summed again before, in an order that no rank can know.
+
+    Args:
+        choice: the choice for this step; the same on all ranks. Its method has the route `Route.EXCHANGE`.
+        vector: floating-point, one-dimensional; only read.
+        parts: consecutive parts of the vector, one for each rank.
+        out: receives this rank's part of the sum.
+        state: the tensor's state.
+    """
+    if not vector.size:
+        return
+    method, working = _contribution(choice, vector, state)
+    dtype, share = working.dtype, parts[state.rank]
+    if method is None:
+        state.divide([])
+        sent = _with_unsent(working, state).astype(vector.dtype, copy=False)
+        state.step += 1
+        arrived = yield ExchangeRequest([sent[part].view(np.uint8) for part in parts])
+        out[...] = functools.reduce(np.add, [payload.view(vector.dtype) for payload in arrived])
+        return
+    state.divide(parts)
+    encoded, sizes = _encoded(method, _with_unsent(working, state), state)
+    of_sum = State(f"{state.name}/sum", state.rank, state.size, state.seed, state.shape, state.step)
+    state.step += 1
+    arrived = yield ExchangeRequest([_filled_up(payload, size) for payload, size in zip(encoded, sizes, strict=True)])
+    given = [payloads.without_filling(payload) for payload in arrived]
+    if method.votes:
+        given = [method.merge(given, share.stop - share.start, dtype, of_sum)]
+
+    def add_up(total: np.ndarray) -> None:
+        for place, payload in enumerate(given):
+            method.decode(payload, total, np.add if place else None)
+
+    _written(out, dtype, add_up)
+
+
+def _contribution(
+    choice: Choice, vector: np.ndarray, state: State, momentum: float = 0.0
+) -> tuple[Method | None, np.ndarray]:
+    """Returns the method for a step, and what this rank contributes; in float32 or float64."""
     working = as_working(vector)
     if isinstance(choice, FewerWorkers):
         working = _share(working, state, choice.workers)
         choice = choice.method
     if choice is None or not choice.momentum:
         working = with_momentum(working, state, momentum)
-    if choice is None:
-        state.divide([])
-        out[...] = yield SumRequest(_with_unsent(working, state).astype(vector.dtype, copy=False))
-    else:
-        yield from reduce_on_route(best_route(choice, state.size), choice, working, out, state)
-    state.step += 1
+    return choice, working
 
 
 def best_route(method: Method, ranks: int) -> Route:
@@ -114,13 +164,7 @@ def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State)
     those of vectors that are not finite are shorter, and are padded.
     """
     dtype, parts = vector.dtype, state.parts
-    if not is_finite(vector):
-        vector = np.full_like(vector, np.nan)  # otherwise the finite parts would count as sent
-    encoded = [method.encode(vector[part], state.part(f"for {rank}")) for rank, part in enumerate(parts)]
-    sizes = [
-        payload.size if payload.size > HEADER_BYTES else method.encode_zeros(part.stop - part.start, dtype, state).size
-        for part, payload in zip(parts, encoded, strict=True)
-    ]
+    encoded, sizes = _encoded(method, vector, state)
     arrived = yield ExchangeRequest([_filled_up(payload, size) for payload, size in zip(encoded, sizes, strict=True)])
     share = parts[state.rank]
     given = [payloads.without_filling(payload) for payload in arrived]
@@ -132,6 +176,20 @@ def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State)
     yield GatherRequest(_filled_up(merged, sizes[state.rank]), read, sizes)
     if any(np.isnan(out[part.start]) for part in parts if part.stop > part.start):
         out.fill(np.nan)  # as on the other routes, NaN fills the whole tensor
+
+
+def _encoded(method: Method, vector: np.ndarray, state: State) -> tuple[list[np.ndarray], list[int]]:
+    """Returns a payload for each rank, of its part of a vector, and the size that all ranks give it."""
+    if not is_finite(vector):
+        vector = np.full_like(vector, np.nan)  # otherwise the finite parts would count as sent
+    encoded = [method.encode(vector[part], state.part(f"for {rank}")) for rank, part in enumerate(state.parts)]
+    sizes = [
+        payload.size
+        if payload.size > HEADER_BYTES
+        else method.encode_zeros(part.stop - part.start, vector.dtype, state).size
+        for part, payload in zip(state.parts, encoded, strict=True)
+    ]
+    return encoded, sizes
 
 
 def _parts(elements: int, ranks: int, granule: int) -> list[slice]:

@@ -14,6 +14,8 @@ import tensorflow as tf
 
 from tfdist.collectives.all_gather import all_gather
 from tfdist.collectives.reduce_scatter import reduce_scatter
+from tfdist.compression import compressor
+from tfdist.compression.compressor import Compressed
 from tfdist.engine import buckets
 from tfdist.engine.buckets import Bucket
 from tfdist.engine.group import ProcessGroup
@@ -40,6 +42,7 @@ class Owned:
         owners: Sequence[Ownership],
         names: Sequence[str],
         weight: tf.Tensor | None = None,
+        compressed: Sequence[Compressed | None] | None = None,
     ) -> list[tf.Tensor]:
         """Sums each tensor over all processes; only its owners get the sum, each its part (reduce-scatter).
 
@@ -50,6 +53,8 @@ class Owned:
             names: names of the tensors, for messages.
             weight: float64 scalar that this process's tensors are multiplied by before they are summed; see
                 `tfdist.engine.bridge.Bridge.all_reduce`.
+            compressed: compression of each tensor, of which one process has all or each has some rows; None for no
+                compression.
 
         Returns:
             This process's parts of the sums that it owns, in the order of ``tensors``.
@@ -60,9 +65,23 @@ class Owned:
         weight = None if weight is None else checked_weight(weight, tensors)
         if self._group.size == 1:
             return [tensor if weight is None else weighted_in_graph(tensor, weight) for tensor in tensors]
-        plan = _plan(tensors)
-        jobs = [_ScatteredSum(self._group, *_of(bucket, tensors, owners, names)) for bucket in plan]
+        compressed = compressed or [None] * len(tensors)
+        plan = _plan(tensors, [how is not None for how in compressed])
+        jobs = [self._sum(*_of(bucket, tensors, owners, names, compressed)) for bucket in plan]
         return self._run(plan, jobs, weight)
+
+    def _sum(
+        self,
+        members: Sequence[tf.Tensor],
+        owners: Sequence[Ownership],
+        names: Sequence[str],
+        compressed: Sequence[Compressed | None],
+    ) -> _ScatteredSum:
+        """Returns the sum of a bucket, of which all members are compressed or none."""
+        hows = [how for how in compressed if how is not None]
+        if hows:
+            return _CompressedSum(self._group, members, owners, names, hows)
+        return _ScatteredSum(self._group, members, owners, names)
 
     @tf.autograph.experimental.do_not_convert
     def gathered(
@@ -199,6 +218,43 @@ class _ScatteredSum(_OwnedJob):
         return member[owner.part(rank)] if owner.is_cut else member
 
 
+class _CompressedSum(_ScatteredSum):
+    """The sum of one bucket of compressed tensors, of which each process gets its own parts."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        members: Sequence[tf.Tensor],
+        owners: Sequence[Ownership],
+        names: Sequence[str],
+        compressed: Sequence[Compressed],
+    ) -> None:
+        super().__init__(group, members, owners, names)
+        self.verb = "compressed sum by owner"
+        self._compressed = compressed
+        self._cuts = [
+            _elements_of(owner, member.shape, group.size) for owner, member in zip(owners, members, strict=True)
+        ]
+
+    def signature(self, array: np.ndarray) -> str:
+        """Returns the shapes, owners and schedules of the members."""
+        return f"{super().signature(array)} by {', '.join(repr(how.schedule) for how in self._compressed)}"
+
+    def packed(self) -> tf.Tensor:
+        """Concatenates the members."""
+        return concatenated(self._members)
+
+    def begin(self, array: np.ndarray, weight: float | None) -> Begun:
+        """Returns the exchange of compressed parts."""
+        vector = array.reshape(-1)
+        if weight is not None and weight != 1:
+            vector = weighted(vector, weight, self._take(vector.nbytes).view(vector.dtype))
+        sizes = [cuts[self._rank].stop - cuts[self._rank].start for cuts in self._cuts]
+        own = self._take(sum(sizes) * vector.itemsize).view(vector.dtype)
+        parts = np.split(own, np.cumsum(sizes)[:-1])
+        return Begun(compressor.reduce_scatter(self._compressed, vector, self._cuts, parts), lambda _: own)
+
+
 class _Gathered(_OwnedJob):
     """The values of one bucket, of which each process sends its own parts."""
 
@@ -243,9 +299,21 @@ def _split(shapes: Sequence[tf.TensorShape], vector: tf.Tensor) -> list[tf.Tenso
     return [tf.reshape(vector, shapes[0])] if len(shapes) == 1 else split(vector, shapes) if shapes else []
 
 
-def _plan(tensors: Sequence[tf.Tensor | tf.TensorSpec]) -> list[Bucket]:
+def _elements_of(owner: Ownership, shape: tf.TensorShape, processes: int) -> list[slice]:
+    """Returns each process's part of the elements of a tensor, of which it has some rows, all or nothing."""
+    total = shape.num_elements()
+    if not owner.is_cut:
+        (only,) = owner.holders
+        return [slice(total * (rank > only), total * (rank >= only)) for rank in range(processes)]
+    width = total // max(1, shape[0])
+    return [slice(rows.start * width, rows.stop * width) for (rows,) in map(owner.part, range(processes))]
+
+
+def _plan(tensors: Sequence[tf.Tensor | tf.TensorSpec], kinds: Sequence[Any] | None = None) -> list[Bucket]:
+    """Packs tensors into buckets; those of other kinds separately."""
     sizes = [tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors]
-    return buckets.plan(sizes, [tensor.dtype for tensor in tensors])
+    dtypes = [tensor.dtype for tensor in tensors]
+    return buckets.plan(sizes, dtypes if kinds is None else list(zip(dtypes, kinds, strict=True)))
 
 
 def _of(bucket: Bucket, *values: Sequence[Any]) -> list[list[Any]]:

@@ -106,8 +106,8 @@ class AllReduceStrategy(Processes):
             the others are dealt whole, the largest first. ``"weights"`` divides large weights and their gradients, too
             (ZeRO-3): they are gathered when they are used, as ``gather`` says. All processes then call `save`,
             `save_weights` and the like, and with ``"weights"`` whatever reads weights; files are the same as without.
-            By default each process has all variables. For one device in each process, without compression and
-            ``delay``.
+            By default each process has all variables. For one device in each process, without ``delay``; with
+            ``compression``, by methods that can encode parts of gradients.
         gather: when weights in parts are gathered (``shard="weights"``). ``"layer"``: by each layer when it is called,
             and again in its backward pass, so a process has those of about two layers at a time, and sends half as much
             again as with an all-reduce. ``"model"``: those of the whole model when it is called, once; a process has
@@ -125,7 +125,8 @@ class AllReduceStrategy(Processes):
         ValueError: a device does not exist, or is named twice; there is no such algorithm; ``delay`` is not 0 or 1;
             ``shard`` is not None, ``"optimizer"`` or ``"weights"``; ``gather`` is not ``"layer"`` or ``"model"``, or is
             given without ``shard="weights"``; the mesh has another number of processes; or ``algorithm``, ``delay``,
-            ``shard`` or ``mesh`` is given with what it does not work with.
+            ``shard`` or ``mesh`` is given with what it does not work with, such as ``shard`` with a method of
+            compression that encodes gradients as a whole.
         RuntimeError: TensorFlow already uses GPUs that other processes should get, or has run an operation before its
             collectives are set up; or the machine has TPUs and no GPU, and ``devices`` is not given.
         CalibrationError: `TFDIST_CALIBRATION` names a file that was made on another machine.
@@ -158,7 +159,7 @@ class AllReduceStrategy(Processes):
         _check_together(shard, mesh, compression, delay, is_by_tensorflow)
         if not isinstance(delay, int) or delay not in (0, 1):
             raise ValueError(f"AllReduceStrategy(delay=…) must be 0 or 1 steps; got {delay!r}")
-        policy.as_policy(compression)  # raises its errors before waiting for other processes
+        policy.as_policy(compression, scatters=shard is not None)  # raises before waiting for other processes
         cluster = discovery.discover(cluster_resolver)
         timeouts = Timeouts.of(timeouts)
         if cluster is not None and cluster.task.job == "ps" and cluster.rank is None and cluster.number is not None:
@@ -172,7 +173,9 @@ class AllReduceStrategy(Processes):
         if is_by_tensorflow and engine_group.size > 1:
             host = None if cluster is None else cluster.task.address.rpartition(":")[0]
             by_tensorflow = functools.partial(TensorFlowSums, engine_group, chosen[0], host, timeouts)
-        compressor = None if compression is None else Compressor(compression, engine_group.rank, engine_group.size)
+        compressor = None
+        if compression is not None:
+            compressor = Compressor(compression, engine_group.rank, engine_group.size, scatters=shard is not None)
         tables = None
         if cluster is not None and cluster.is_elastic and cluster.rank is not None:
             from tfdist.strategies.servers import beside_all_reduce  # jobs without servers do not load this
@@ -225,7 +228,7 @@ def _check_together(
     divides = f"shard={shard!r}" if shard else f"mesh={mesh}" if mesh else None
     late = "delay=1" if delay else None
     for one, other in (
-        (divides, "compression=" if compression is not None else None),
+        (f"mesh={mesh}" if mesh else None, "compression=" if compression is not None else None),
         (divides, late),
         (divides or late, "algorithm='tensorflow'" if is_by_tensorflow else None),
     ):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compression.compressor import Compressed
 from tfdist.engine import precision
 from tfdist.private import tensorflow as private
 from tfdist.sharding import EVERYONE, Ownership
 from tfdist.strategies import current_strategy
 from tfdist.strategies.divided_abilities import DealsVariables
+
+_KEY = "_tfdist_compressed"
+"""Attribute of a variable whose gradients are compressed: its key."""
+_NUMBERS = itertools.count()
 
 
 def own_sums(
@@ -47,17 +53,32 @@ def own_sums(
         names = [name_of(variables[place]) for place in places]
         return precision.widened(given) if extended.float32_sums else given, names
 
+    def compressed(given: list[tf.Tensor], places: list[int]) -> list[Compressed | None]:
+        if extended.compressor is None:
+            return [None] * len(places)
+        of = {_key_of(variables[place]): variables[place] for place in places}
+        extended.compressor.register({key: (name_of(one), tuple(one.shape)) for key, one in of.items()})
+        return [extended.compressor.tensor(key, gradient) for key, gradient in zip(of, given, strict=True)]
+
     def keep(places: list[int], totals: list[tf.Tensor]) -> None:
         sums.update(zip(places, precision.narrowed(totals, [gradients[place] for place in places]), strict=True))
 
     if of_all:
         given, names = terms(of_all)
-        totals = extended.bridge.all_reduce(given, names=names, weight=weight)
+        totals = extended.bridge.all_reduce(given, names=names, compressed=compressed(given, of_all), weight=weight)
         keep(of_all, [rows_of(total, owners[place], rank) for place, total in zip(of_all, totals, strict=True)])
     if dealt:
         given, names = terms(dealt)
-        keep(own, extended.owned.sums(given, [owners[place] for place in dealt], names, weight))
+        of_dealt = [owners[place] for place in dealt]
+        keep(own, extended.owned.sums(given, of_dealt, names, weight, compressed(given, dealt)))
     return [sums[place] for place, owner in enumerate(owners) if owner.includes(rank)]
+
+
+def _key_of(variable: Any) -> str:
+    """Returns the key of a variable for the compressor, which no other variable of the process ever gets."""
+    if not hasattr(variable, _KEY):
+        setattr(variable, _KEY, f"divided {next(_NUMBERS)}")
+    return str(getattr(variable, _KEY))
 
 
 def rows_of(gradient: Any, owner: Ownership, rank: int) -> Any:

@@ -103,8 +103,8 @@ class Processes(tf.distribute.Strategy):
 
         Returns:
             For each variable whose gradient is compressed: ``given_bytes``, the size of its gradients;
-            ``sent_bytes``, sent by this process to others; and ``plain_bytes``, which a ring all-reduce would have
-            sent.
+            ``sent_bytes``, sent by this process to others; and ``plain_bytes``, which would have been sent without
+            compression: by a ring all-reduce, or, with ``shard``, to the owners of parts.
         """
         compressor = self.extended.compressor
         return {} if compressor is None else compressor.traffic()

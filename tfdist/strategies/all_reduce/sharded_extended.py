@@ -179,4 +179,6 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
                 optimizer.name,
             )
             return
-        notice("tfdist: the optimizer %s is divided. %s", optimizer.name, footprint_of(dealing, self.gathers_at_once))
+        less = "" if self.compressor is None else " That is without compression, which gradients have."
+        footprint = footprint_of(dealing, self.gathers_at_once)
+        notice("tfdist: the optimizer %s is divided. %s%s", optimizer.name, footprint, less)

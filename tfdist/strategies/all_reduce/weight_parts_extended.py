@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.sharding import Ownership
@@ -70,9 +71,16 @@ class WeightPartsExtended(ShardedExtended, KeepsParts):
             variables: variables that it will update.
 
         Raises:
-            ValueError: the optimizer looks at whole weights, of which this process has a part.
+            ValueError: the optimizer looks at whole weights, of which this process has a part; or it scales the loss,
+                and gradients are compressed.
         """
         parts = [variable for variable in variables if weight_parts.of(variable) is not None]
+        if parts and self.compressor is not None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            raise ValueError(
+                "AllReduceStrategy(shard='weights', compression=…) does not work with a LossScaleOptimizer: gradients "
+                "are sent in the backward pass, before they are known to be finite, and what compression has left of "
+                "them would be of another scale. Use bfloat16, which needs no scale, or shard='optimizer'."
+            )
         if parts and len(dealing.contained([optimizer])) == 1 and not dealing.cuts(optimizer):
             raise ValueError(
                 f"each process keeps a part of the weight {parts[0].path}, and the optimizer {optimizer.name} may look "

@@ -286,6 +286,34 @@ def loops():
     assert (model.get_layer("out").kernel.numpy() != before).all()
 
 
+def compressed():
+    """As without `shard=`, where sums are not encoded again: on two processes. Some weights are not compressed."""
+    method = tfdist.compression.BFloat16()  # whose roundings are the same in parts
+    whole = compiled(averages, strategy(shard=None, compression=method))
+    fit(whole, 3)
+    parts = [{"shard": "optimizer"}, {"shard": "weights"}, {"shard": "weights", "gather": "model"}]
+    models = []
+    for place, arguments in enumerate(parts):
+        model = compiled(averages, strategy(compression=method, **arguments))
+        backup = keras.callbacks.BackupAndRestore(os.path.join(FOLDER, f"compressed-{place}-{size}"))
+        with pytest.raises(KeyError, match="interrupted"):
+            fit(model, 3, callbacks=[backup, Interrupts(2)])
+        tfdist.barrier()
+        made = strategy(compression=method, **arguments)  # takes over the residuals that were saved
+        models.append(compiled(averages, made))
+        fit(models[-1], 3, callbacks=[backup])
+        traffic = made.compression()
+        assert {path.split("/")[0] for path in traffic} == {"wide"}, traffic
+        (bytes_of,) = traffic.values()
+        assert 2 < bytes_of["plain_bytes"] / bytes_of["sent_bytes"] < 4.1, bytes_of  # of float64
+    for model in models:
+        assert_alike(model)
+        assert_close(model, whole.get_weights(), 1e-9 if size == 2 else 0.02)
+    scaled = compiled(OPTIMIZERS["scaled"], strategy(shard="weights", compression=method))
+    with pytest.raises(ValueError, match="does not work with a LossScaleOptimizer"):
+        fit(scaled)
+
+
 def noisy():
     return keras.optimizers.SGD(0.1, gradient_accumulation_steps=2, name="sgd")
 
@@ -296,7 +324,8 @@ def refused():
         ({"gather": "once"}, r"gather=…\) must be 'layer' or 'model'; got 'once'"),
         ({"gather": "model"}, r"gather='model'\) needs shard='weights'; got shard='optimizer'"),
         ({"delay": 1}, "does not work with delay=1"),
-        ({"compression": tfdist.compression.Int8()}, "does not work with compression="),
+        ({"compression": tfdist.compression.TopK(0.1)}, r"TopK.* compresses a gradient as a whole.*Use Float16"),
+        ({"compression": tfdist.compression.Int8(), "mesh": tfdist.Mesh(data=size)}, "does not work with compression="),
         ({"devices": ["CPU:0", "CPU:1"]}, "needs one device in each process"),
     ):
         with pytest.raises(ValueError, match=message):
