@@ -142,10 +142,10 @@ def test_restarted_server_restores_values_from_shared_memory():
             fit(each_model, epochs=1)
         first.close()
         link = links(model)[0]
-        link._writers[0].add(3, np.array([0, 0.5], np.float32))  # as another worker, of which the chief knows nothing
+        link._writers[0].add(1, np.array([0, 0.5], np.float32))  # as another worker, of which the chief knows nothing
         again = stack.enter_context(serving(address=server.address, is_hogwild=True))
         model.evaluate(X, Y, verbose=0)
-        alone.layers[1].bias.assign_add([0, 0.5])
+        alone.layers[0].bias.assign_add([0, 0.5])
         assert_close(model, alone)
         for each_model in (alone, model):
             fit(each_model, epochs=1)

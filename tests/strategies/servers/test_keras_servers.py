@@ -39,10 +39,10 @@ def test_one_worker_trains_as_keras_does(name):
     ),
 )
 def test_compressed_gradients_train_nearly_as_well(method, pushes):
-    alone = model_in(optimizer=lambda: keras.optimizers.SGD(0.1))
+    alone = model_in(optimizer=lambda: keras.optimizers.SGD(0.1), hidden=(8,))
     expected = fit(alone, epochs=5)
     with served(servers=2, compression=compression.skip_small(method, elements=0), pushes=pushes) as (strategy,):
-        model = model_in(strategy, optimizer=lambda: keras.optimizers.SGD(0.1))
+        model = model_in(strategy, optimizer=lambda: keras.optimizers.SGD(0.1), hidden=(8,))
         history = fit(model, epochs=5)
         np.testing.assert_allclose(history.history["loss"][-1], expected.history["loss"][-1], rtol=0.1)
         (link,) = links(model)
@@ -56,9 +56,9 @@ def test_compressed_gradients_train_nearly_as_well(method, pushes):
 )
 @pytest.mark.parametrize("method", [sweep(compression.BFloat16()), compression.TopK(0.3)], ids=str)
 def test_compressed_parameters_train_nearly_as_well(method, options):
-    expected = fit(model_in(optimizer=lambda: keras.optimizers.SGD(0.1)), epochs=5)
+    expected = fit(model_in(optimizer=lambda: keras.optimizers.SGD(0.1), hidden=(8,)), epochs=5)
     with served(servers=2, pull_compression=compression.skip_small(method, elements=0), **options) as (strategy,):
-        model = model_in(strategy, optimizer=lambda: keras.optimizers.SGD(0.1))
+        model = model_in(strategy, optimizer=lambda: keras.optimizers.SGD(0.1), hidden=(8,))
         history = fit(model, epochs=5, validation_data=(X, Y))
         np.testing.assert_allclose(history.history["loss"][-1], expected.history["loss"][-1], rtol=0.1)
         loss = model.evaluate(X, Y, verbose=0)

@@ -19,7 +19,7 @@ def test_epoch_figures_count_updates_and_traffic(caplog, tmp_path):
     """Two epochs of four steps of one worker; what it is given at the start of an epoch is sent, too."""
     caplog.set_level(logging.INFO, "tfdist")
     with served(servers=2) as (strategy,):
-        model, report = model_in(strategy), Communication(str(tmp_path))
+        model, report = model_in(strategy, hidden=(8,)), Communication(str(tmp_path))
         fit(model, epochs=2, callbacks=[report])
     assert report.history["updates"] == [4, 4]
     assert report.history["staleness"] == [0, 0]

@@ -21,8 +21,8 @@ class Pair(keras.Model):
         super().__init__()
         self.parts = [keras.Sequential([keras.layers.Dense(2, kernel_initializer="ones")]) for _ in range(2)]
 
-    def compile(self):
-        super().compile()
+    def compile(self, **options):
+        super().compile(**options)
         self.optimizers = [keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1)]
 
     def train_step(self, data):
@@ -37,7 +37,7 @@ class Pair(keras.Model):
 @pytest.mark.parametrize("data", ["own", sweep("shared")])
 def test_custom_train_step_works_without_call(data):
     alone = Pair()
-    alone.compile()
+    alone.compile(run_eagerly=True)
     with served(data=data) as (strategy,):
         with strategy.scope():
             model = Pair()
@@ -51,29 +51,30 @@ def test_layers_are_frozen_and_thawed():
     """With `compile` in between, as transfer learning does."""
 
     def train(model):
+        is_eager = model.run_eagerly
         model.layers[0].trainable = False
-        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=is_eager)
         fit(model, epochs=1)
         model.layers[0].trainable = True
-        model.compile(keras.optimizers.Adam(0.01), "mse")
+        model.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=is_eager)
         fit(model, epochs=1)
 
-    alone = model_in()
+    alone = model_in(hidden=(8,))
     train(alone)
     with served() as (strategy,):
-        model = model_in(strategy)
+        model = model_in(strategy, hidden=(8,))
         with strategy.scope():
             train(model)
         assert_close(model, alone)
 
 
 def test_optimizers_take_turns():
-    """Each goes on with the newest values, and with its own slots."""
+    """Each goes on with the newest values, and with its own slots. Steps are eager: each optimizer would trace them."""
 
     def train(model):
         adam, momentum = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.05, momentum=0.9)
         for optimizer in (adam, momentum, adam, keras.optimizers.Adam(0.01)):
-            model.compile(optimizer, "mse", run_eagerly=model.run_eagerly)
+            model.compile(optimizer, "mse", run_eagerly=True)
             fit(model, epochs=1)
 
     alone = model_in()

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 X = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
 Y = X[:, :2] ** 2
@@ -12,14 +13,21 @@ def with_momentum():
     return keras.optimizers.SGD(0.05, momentum=0.9)
 
 
-def model_in(strategy=None, optimizer=with_momentum, **options):
-    """A model under a strategy; or a reference, which is eager, as it would trace longer than it trains."""
+def model_in(strategy=None, optimizer=with_momentum, hidden=(), **options):
+    """A model under a strategy; or a reference, which is eager, as it would trace longer than it trains.
+
+    Args:
+        strategy: strategy to make it under; None for a reference.
+        optimizer: optimizer, its name, or a function that makes it.
+        hidden: units of each layer before the last one, where a test is about several layers.
+        options: other arguments of ``compile``.
+    """
     keras.utils.set_random_seed(0)
     options = {"run_eagerly": strategy is None, **options}
 
     def make():
-        layers = [keras.layers.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(2)]
-        model = keras.Sequential(layers)
+        inner = [keras.layers.Dense(units, "tanh") for units in hidden]
+        model = keras.Sequential([keras.layers.Input((4,)), *inner, keras.layers.Dense(2)])
         model.compile(optimizer() if callable(optimizer) else optimizer, "mse", **options)
         return model
 
@@ -30,8 +38,9 @@ def model_in(strategy=None, optimizer=with_momentum, **options):
 
 
 def fit(model, data=None, **options):
-    options = {"epochs": 3, "shuffle": False, "verbose": 0, **options}
-    return model.fit(data, **options) if data is not None else model.fit(X, Y, batch_size=16, **options)
+    """By default on batches, as of arrays Keras traces functions that make them, anew in each call."""
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16) if data is None else data
+    return model.fit(data, **{"epochs": 3, "shuffle": False, "verbose": 0, **options})
 
 
 def assert_close(model, reference, rtol=1e-4):
