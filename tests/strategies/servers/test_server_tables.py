@@ -73,7 +73,7 @@ def started(ranks, servers=1):
         yield on_both
 
 
-def made(strategy=None, optimizer="sgd", **compiled):
+def made(strategy=None, optimizer="sgd", kind=keras.Sequential, **compiled):
     """A model under a strategy; or a reference, which is eager, as it would trace longer than it trains."""
     compiled = {"run_eagerly": strategy is None, **compiled}
     with strategy.scope() if strategy is not None else contextlib.nullcontext():
@@ -83,26 +83,28 @@ def made(strategy=None, optimizer="sgd", **compiled):
             keras.layers.Flatten(),
             keras.layers.Dense(1, "tanh", kernel_initializer=keras.initializers.GlorotUniform(1)),
         ]
-        model = keras.Sequential(layers)
+        model = kind(layers)
         model.compile(optimizer() if callable(optimizer) else optimizer, "mse", **compiled)
         return model
 
 
+def batches(rows=5):
+    """A dataset of batches: of arrays, Keras would trace functions that make them, anew in each call."""
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(rows)
+
+
 def trained(model, batch_size=5, epochs=2):
     """Batches of 5, 5, 5, 5 and 3 samples: shares of two ranks are unequal. With 11, the last batch has one."""
-    history = model.fit(X, Y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0).history
-    results = model.evaluate(X, Y, batch_size=batch_size, verbose=0), model.predict(X, batch_size=4, verbose=0)
-    return history, *results, model.layers[0].export(), model.get_weights()
+    history = model.fit(batches(batch_size), epochs=epochs, shuffle=False, verbose=0).history
+    return history, model.layers[0].export(), model.get_weights()
 
 
 def assert_alike(results, expected):
     for name, values in expected[0].items():
         np.testing.assert_allclose(results[0][name], values, rtol=1e-5)
-    np.testing.assert_allclose(results[1], expected[1], rtol=1e-5)
-    np.testing.assert_allclose(results[2], expected[2], rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(results[3][0], expected[3][0])
-    np.testing.assert_allclose(results[3][1], expected[3][1], rtol=1e-4, atol=1e-5)
-    for weight, other in zip(results[4], expected[4], strict=True):
+    np.testing.assert_array_equal(results[1][0], expected[1][0])
+    np.testing.assert_allclose(results[1][1], expected[1][1], rtol=1e-4, atol=1e-5)
+    for weight, other in zip(results[2], expected[2], strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-4, atol=1e-5)
 
 
@@ -114,13 +116,22 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", some(OPTIMIZERS, 3, first=2))
-def test_two_ranks_train_as_one_process_does(ranks, name):
-    expected = trained(made(None, OPTIMIZERS[name], metrics=["mae"]))
+def test_two_ranks_train_evaluate_and_predict_as_one_process_does(ranks, name):
+    """One of them evaluates and predicts nothing of the last batch."""
+
+    def work(strategy=None):
+        model = made(strategy, OPTIMIZERS[name], metrics=["mae"])
+        training = trained(model)
+        return training, model.evaluate(batches(11), verbose=0), model.predict(batches(11), verbose=0)
+
+    expected, evaluated, predicted = work()
     with started(ranks, servers=2) as on_both:
-        both = on_both(lambda strategy: trained(made(strategy, OPTIMIZERS[name], metrics=["mae"])))
+        both = on_both(work)
         for results in both:
-            assert_alike(results, expected)
-        for weight, other in zip(both[0][4], both[1][4], strict=True):
+            assert_alike(results[0], expected)
+            np.testing.assert_allclose(results[1], evaluated, rtol=1e-5)
+            np.testing.assert_allclose(results[2], predicted, rtol=1e-4, atol=1e-5)
+        for weight, other in zip(both[0][0][2], both[1][0][2], strict=True):
             np.testing.assert_array_equal(weight, other, "dense weights are equal")
         for server in on_both.running:
             (served,) = server._shards.tables
@@ -143,16 +154,30 @@ def test_a_rank_without_samples_touches_no_rows(ranks):
             assert_alike(results, expected)
 
 
+def test_steps_are_traced_once(ranks):
+    """A step that makes variables would be traced again."""
+    traces = []
+
+    class Traced(keras.Sequential):
+        def train_step(self, data):
+            traces.append(data)
+            return super().train_step(data)
+
+    with started(ranks) as on_both:
+        on_both(lambda strategy: made(strategy, kind=Traced).fit(batches(), shuffle=False, verbose=0))
+    assert len(traces) == 2, "on each of two ranks"
+
+
 def test_saved_rows_are_loaded_before_any_rank_goes_on(ranks, tmp_path):
     def work(strategy):
-        model = made(strategy, "adam")
-        model.fit(X, Y, batch_size=5, shuffle=False, verbose=0)
+        model = made(strategy, lambda: keras.optimizers.SGD(0.05, momentum=0.9))
+        model.fit(batches(), shuffle=False, verbose=0)
         model.save(tmp_path / "model.keras")
-        before = model.predict(X, verbose=0)
+        before = model.predict(batches(SAMPLES), verbose=0)
         with strategy.scope():
             again = keras.models.load_model(tmp_path / "model.keras")
         keys = again.layers[0].export()[0]
-        return before, again.predict(X, verbose=0), keys, model.layers[0].export()[0]
+        return before, again.predict(batches(SAMPLES), verbose=0), keys, model.layers[0].export()[0]
 
     with started(ranks) as on_both:
         for before, after, keys, expected in on_both(work):

@@ -131,8 +131,10 @@ def rows_of(variable: Any) -> EmbeddedRows | None:
 
 
 def _description(optimizer: Any) -> dict[str, Any]:
-    """Returns the description of a Keras optimizer that updates rows with unscaled gradients."""
-    copy = type(optimizer).from_config(optimizer.get_config())
-    copy.loss_scale_factor = None
-    described: dict[str, Any] = keras.optimizers.serialize(copy)
+    """Returns the description of a Keras optimizer that updates rows with unscaled gradients.
+
+    It makes no copy of the optimizer: a copy has variables, and a step that makes variables is traced twice.
+    """
+    described: dict[str, Any] = keras.optimizers.serialize(optimizer)
+    described["config"]["loss_scale_factor"] = None
     return described
