@@ -69,9 +69,14 @@ def fixed(optimizer="sgd", kind=OneHot):
     return model
 
 
+def batches(x):
+    """A dataset of batches: of arrays, Keras would trace functions that make them, anew in each call."""
+    return tf.data.Dataset.from_tensor_slices((x, Y)).batch(16)
+
+
 def fit(model, x=None, epochs=3, **options):
-    x = NAMES[X] if x is None else x
-    return model.fit(x, Y, epochs=epochs, batch_size=16, shuffle=False, verbose=0, **options)
+    data = batches(NAMES[X] if x is None else x)
+    return model.fit(data, epochs=epochs, shuffle=False, verbose=0, **options)
 
 
 def assert_equal(model, expected, rtol=1e-4):
@@ -98,7 +103,7 @@ def test_training_equals_one_hot_embedding(name):
     expected = fixed(OPTIMIZERS[name])
     expected_history = fit(expected, X)
     model = dynamic(OPTIMIZERS[name])
-    history = fit(model, validation_data=(NAMES[X], Y))
+    history = fit(model, validation_data=batches(NAMES[X]))
     assert_equal(model, expected)
     np.testing.assert_allclose(history.history["loss"], expected_history.history["loss"], rtol=1e-4)
     np.testing.assert_allclose(history.history["val_loss"][-1], expected.evaluate(X, Y, verbose=0), rtol=1e-4)
@@ -341,12 +346,12 @@ def test_two_layers_have_their_own_rows_and_a_shared_one_sums_gradients():
         return [layer for layer in model.layers if isinstance(layer, kind)]
 
     expected = towers(embedding_of_keras)
-    inputs = [X[:, place] for place in range(3)]
+    inputs = tuple(X[:, place] for place in range(3))
     fit(expected, inputs)
     with served() as (strategy,):
         with strategy.scope():
             model = towers(embedding)
-        fit(model, [NAMES[indices] for indices in inputs])
+        fit(model, tuple(NAMES[indices] for indices in inputs))
         assert int(model.optimizer.iterations) == 9, "though no other variable is trained"
         whole = rows_of(expected, keras.layers.Embedding)
         for layer, other in zip(rows_of(model, DynamicEmbedding), whole, strict=True):
