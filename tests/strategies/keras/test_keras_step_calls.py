@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import on_ranks
-from tests.sweeps import some
+from tests.sweeps import some, sweep
 from tfdist.errors import MismatchError
 from tfdist.strategies.keras.keras_step_calls import may_end_steps, reads_logs_of_steps
 
@@ -119,8 +119,9 @@ def test_reads_logs_of_steps_detects_callbacks_with_batch_logs(callback, reads):
     assert reads_logs_of_steps(callback) is reads
 
 
-def as_dataset(x, y):
-    return tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+def as_dataset(x, y, rows=4):
+    """Batches; of arrays, Keras traces functions that make them, anew in each call."""
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(rows)
 
 
 DATA = {
@@ -145,11 +146,15 @@ def collectives_of_steps(strategy, given, callbacks=(), model=None):
     return an_epoch // 5, an_epoch % 5
 
 
-@pytest.mark.parametrize("name", some(DATA))
-def test_steps_sum_gradients_and_nothing_else_where_batches_are_known(ranks, name):
-    for calls, at_the_end in on_ranks(ranks(2), lambda strategy: collectives_of_steps(strategy, DATA[name])):
-        assert calls == (1 if name in KNOWN else 2)
-        assert at_the_end <= 3
+@pytest.mark.parametrize("names", [[*DATA][::2], sweep([*DATA][1::2])], ids=", ".join)
+def test_steps_sum_gradients_and_nothing_else_where_batches_are_known(ranks, names):
+    def work(strategy):
+        model = model_in(strategy)
+        return {name: collectives_of_steps(strategy, DATA[name], model=model) for name in names}
+
+    for found in on_ranks(ranks(2), work):
+        assert {name: calls for name, (calls, _) in found.items()} == {name: 1 + (name not in KNOWN) for name in names}
+        assert all(at_the_end <= 3 for _, at_the_end in found.values()), found
 
 
 def batch_normalization(**options):
@@ -206,31 +211,33 @@ def test_layers_and_optimizers_share_the_collective_of_gradients(ranks, name):
             last = [] if make is masks else [keras.layers.Dense(1, kernel_initializer="ones")]
             model = keras.Sequential([keras.layers.Input((2,)), *make(), *last])
             given = {key: value() if callable(value) else value for key, value in compiled.items()}
-            if strategy.num_replicas_in_sync == 1:
-                given = {**given, "run_eagerly": True, "jit_compile": False}
-            given = {"optimizer": "sgd", **given}
+            given = {"optimizer": "sgd", "run_eagerly": strategy.num_replicas_in_sync == 1, **given}
             given["metrics"] = [metric() if isinstance(metric, type) else metric for metric in given.get("metrics", [])]
             model.compile(loss="mse", **given)
         y = ROWS[:, :, None] if make is masks else ROWS[:, :1]
-        calls = collectives_of_steps(strategy, lambda: {"x": ROWS, "y": y, "batch_size": 4}, model=model)
+        calls = collectives_of_steps(strategy, lambda: {"x": as_dataset(ROWS, y)}, model=model)
         return calls, model.get_weights(), model.optimizer.variables[-1].numpy()
 
-    (alone,) = on_ranks(ranks(1), work)
-    for (calls, at_the_end), *state in on_ranks(ranks(2), work):
+    results = on_ranks(ranks(2), work)
+    for (calls, at_the_end), *_ in results:
         assert (calls, at_the_end <= 3) == (expected, True), (calls, at_the_end)
-        for want, got in zip(keras.tree.flatten(alone[1:]), keras.tree.flatten(state), strict=True):
-            if "BatchNormalization" not in name or "synchronized" in name:
+    if "BatchNormalization" not in name or "synchronized" in name:
+        ((_, *alone),) = on_ranks(ranks(1), work)
+        for _, *state in results:
+            for want, got in zip(keras.tree.flatten(alone), keras.tree.flatten(state), strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("callback", "calls"), [(OnBatches, 3), (OnTestBatches, 2), (OnEpochs, 1)], ids=lambda value: str(value)[-16:-2]
-)
-def test_the_callback_of_one_rank_has_all_ranks_merge_logs_and_count(ranks, callback, calls):
-    def work(strategy):
-        return collectives_of_steps(strategy, DATA["arrays"], [callback()] if strategy.rank else [])[0]
+def test_the_callback_of_one_rank_has_all_ranks_merge_logs_and_count(ranks):
+    expected = {OnBatches: 3, OnTestBatches: 2, OnEpochs: 1}
 
-    assert on_ranks(ranks(2), work) == [calls] * 2
+    def work(strategy):
+        model = model_in(strategy)
+        given = [(kind, [kind()] if strategy.rank else []) for kind in expected]
+        data = DATA["a dataset"]
+        return {kind: collectives_of_steps(strategy, data, callbacks, model)[0] for kind, callbacks in given}
+
+    assert on_ranks(ranks(2), work) == [expected] * 2
 
 
 @pytest.mark.parametrize("name", some(KNOWN, 4, first=1))
@@ -262,19 +269,27 @@ class OfItsOwn(keras.Model):
         return {"error": super().test_step(data)["mae"]}
 
 
-def test_logs_other_than_model_metrics_equal_one_process(ranks):
+def test_logs_of_steps_and_those_other_than_model_metrics_equal_one_process(ranks):
+    """Functions are traced where nobody reads logs of steps, anew where a callback does, and then reused."""
+
     def work(strategy):
-        model = model_in(strategy, kind=OfItsOwn)
-        logs = []
-        for callbacks in ([], [OnBatches()], []):  # other functions, and the first ones again
-            history = model.fit(ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0, callbacks=callbacks).history
-            logs += [history, model.evaluate(X, Y, batch_size=3, verbose=0, return_dict=True, callbacks=callbacks)]
-        return logs
+        model, logs, seen = model_in(strategy, kind=OfItsOwn), [], []
+        reads = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(float(logs["mae"])),
+            on_test_batch_end=lambda batch, logs: seen.append(float(logs["error"])),
+        )
+        data, validation, test = as_dataset(ROWS, ROWS[:, :1]), as_dataset(X, Y), as_dataset(X, Y, rows=3)
+        for callbacks in ([], [reads], [], [reads]):
+            given = {"callbacks": callbacks, "validation_data": validation}
+            history = model.fit(data, shuffle=False, verbose=0, **given).history
+            logs += [history, model.evaluate(test, verbose=0, return_dict=True, callbacks=callbacks)]
+        return logs, seen
 
     (alone,) = on_ranks(ranks(1), work)
-    assert [list(log) for log in alone] == [["mae"], ["error"]] * 3
-    for logs in on_ranks(ranks(2), work):
-        for want, got in zip(keras.tree.flatten(alone), keras.tree.flatten(logs), strict=True):
+    assert [list(log) for log in alone[0]] == [["mae", "val_error"], ["error"]] * 4
+    assert len(alone[1]) == 2 * (5 + 2 + 3), "batches of training, validation and evaluation"
+    for results in on_ranks(ranks(2), work):
+        for want, got in zip(keras.tree.flatten(alone), keras.tree.flatten(results), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
@@ -294,29 +309,6 @@ def test_numbers_of_a_step_are_merged_in_it(ranks):
         np.testing.assert_allclose(history["rows"], [ROWS[16:].mean()], rtol=1e-5)
 
 
-def test_callbacks_that_read_the_logs_of_steps_get_those_of_all(ranks):
-    """Also where functions have been traced without, and in an evaluation within `fit`."""
-
-    def work(strategy):
-        model, seen = model_in(strategy), []
-        model.fit(ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0)
-        reads = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: seen.append(logs["mae"]),
-            on_test_batch_end=lambda batch, logs: seen.append(logs["mae"]),
-        )
-        for _ in range(2):
-            model.evaluate(X, Y, batch_size=3, verbose=0)
-            model.fit(
-                ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0, callbacks=[reads], validation_data=(X, Y)
-            )
-        return [float(error) for error in seen]
-
-    (alone,) = on_ranks(ranks(1), work)
-    assert len(alone) == 2 * (5 + 2)
-    for errors in on_ranks(ranks(2), work):
-        np.testing.assert_allclose(errors, alone, rtol=1e-5)
-
-
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
 def test_batches_with_other_rows_on_one_rank_are_an_error(ranks, method):
     """Nobody has counted them; the epoch ends as if they were equal, and then they are compared."""
@@ -326,7 +318,7 @@ def test_batches_with_other_rows_on_one_rank_are_an_error(ranks, method):
         data = Batches(ROWS, ROWS[:, :1], missing=strategy.rank)
         with pytest.raises(MismatchError) as caught:
             getattr(model, method)(data, verbose=0)
-        model.fit(Batches(ROWS, ROWS[:, :1]), verbose=0)
+        getattr(model, method)(Batches(ROWS, ROWS[:, :1]), verbose=0)
         return str(caught.value)
 
     for rank, said in enumerate(on_ranks(ranks(2), work)):
@@ -381,7 +373,7 @@ def test_functions_traced_without_counts_are_not_reused_with_counts(ranks):
 
         model, seen = model_in(strategy), []
         for callbacks in ([], [Stops()] if strategy.rank else [OnEpochs()], []):
-            model.fit(X, Y, batch_size=2, verbose=0, callbacks=callbacks)
+            model.fit(as_dataset(X, Y, rows=2), shuffle=False, verbose=0, callbacks=callbacks)
         return seen, int(model.optimizer.iterations), model.get_weights()[0].tolist()
 
     first, second = on_ranks(ranks(2), work)
