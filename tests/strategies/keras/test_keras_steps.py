@@ -31,17 +31,21 @@ def in_scope(strategy, *arguments, **more):
         return built(*arguments, **more)
 
 
+def trained(model):
+    history = model.fit(X, Y, batch_size=5, shuffle=False, verbose=0).history
+    return history, model.evaluate(X, Y, batch_size=5, verbose=0), model.get_weights()
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return trained(reference())
+
+
 @pytest.mark.parametrize(
     "arguments", [{}, {"run_eagerly": True}, {"steps_per_execution": 2, "jit_compile": True}], ids=str
 )
-def test_training_ends_where_one_process_ends(ranks, arguments):
+def test_training_ends_where_one_process_ends(ranks, arguments, expected):
     """Whose batches are of 5, 5 and 1 samples: in the last, rank 1 has none."""
-
-    def trained(model):
-        history = model.fit(X, Y, batch_size=5, shuffle=False, verbose=0).history
-        return history, model.evaluate(X, Y, batch_size=5, verbose=0), model.get_weights()
-
-    expected = trained(reference())
     for results in on_ranks(ranks(2), lambda strategy: trained(in_scope(strategy, **arguments))):
         for name, values in expected[0].items():
             np.testing.assert_allclose(results[0][name], values, rtol=1e-4)
@@ -50,16 +54,16 @@ def test_training_ends_where_one_process_ends(ranks, arguments):
             np.testing.assert_allclose(weight, other, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 11])
-def test_predict_returns_all_rows_in_their_order(ranks, rows):
+def test_predict_returns_all_rows_in_their_order(ranks):
     """And none for the rows that stand in for samples."""
-    expected = reference().predict(X[:rows], batch_size=3, verbose=0)
 
-    def work(strategy):
-        return in_scope(strategy).predict(X[:rows], batch_size=3, verbose=0)
+    def predicted(model):
+        return [model.predict(X[:rows], batch_size=3, verbose=0) for rows in (1, 7, 11)]
 
-    for predictions in on_ranks(ranks(2), work):
-        np.testing.assert_allclose(predictions, expected, rtol=1e-4, atol=1e-6)
+    expected = predicted(reference())
+    for results in on_ranks(ranks(2), lambda strategy: predicted(in_scope(strategy))):
+        for predictions, of_one in zip(results, expected, strict=True):
+            np.testing.assert_allclose(predictions, of_one, rtol=1e-4, atol=1e-6, err_msg=f"of {len(of_one)} rows")
 
 
 def test_own_batches_of_processes_form_one_batch(ranks):
@@ -111,7 +115,7 @@ def test_numbers_that_a_step_returns_are_means_weighed_by_samples(ranks):
 
 def test_one_replica_takes_keras_own_step(ranks):
     """Also with XLA, which host calls would rule out."""
-    expected, model = built(), in_scope(Ranked(ranks(1).groups[0]), jit_compile=True)
+    expected, model = reference(), in_scope(Ranked(ranks(1).groups[0]), jit_compile=True)
     for each_model in (expected, model):
         each_model.fit(X, Y, batch_size=11, shuffle=False, verbose=0)
     assert model.jit_compile
