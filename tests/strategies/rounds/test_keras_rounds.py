@@ -31,6 +31,10 @@ def built(kind=keras.Sequential, optimizer=keras.optimizers.SGD, **compiling):
     return model
 
 
+def batches():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+
+
 def on_ranks(ranks, work, size=2, **settings):
     def of_rank(group):
         strategy = RankedLocal(group, Settings(**{"interval": Every(2), "rule": Averaging, **settings}))
@@ -43,12 +47,12 @@ def test_validation_has_settled_weights_and_all_samples(ranks):
     def work(strategy):
         with strategy.scope():
             model = built()
-        history = model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, validation_data=(X, Y)).history
+        history = model.fit(batches(), shuffle=False, verbose=0, validation_data=batches()).history
         return history, model.get_weights()
 
     (logs, weights), (other_logs, other_weights) = on_ranks(ranks, work)
     assert logs == other_logs
-    plain = built()
+    plain = built(run_eagerly=True)
     plain.set_weights(weights)
     assert plain.evaluate(X, Y, verbose=0) == pytest.approx([logs["val_loss"][0], logs["val_mae"][0]], rel=1e-5)
     np.testing.assert_array_equal(weights[0], other_weights[0])
@@ -58,7 +62,7 @@ def test_custom_step_logs_are_averaged(ranks):
     def work(strategy):
         with strategy.scope():
             model = built(Own)
-        return model.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history
+        return model.fit(batches(), shuffle=False, verbose=0).history
 
     logs, other_logs = on_ranks(ranks, work)
     assert logs["rank"] == other_logs["rank"] == [0.5]
@@ -75,7 +79,7 @@ def test_process_without_batches_does_not_block_others(ranks):
         with strategy.scope():
             model = built(Own)
         model.build((None, 4))
-        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+        data = batches()
         dataset = strategy.distribute_datasets_from_function(lambda context: data.take(2 - 2 * strategy.rank))
         history = model.fit(dataset, verbose=0).history
         return history, model.get_weights()
@@ -99,7 +103,7 @@ def test_wrapped_optimizer_counts_each_step_once(ranks, monkeypatch):
             strategy.extended, "step_taken", lambda optimizer: (taken.append(optimizer), original(optimizer))
         )
         model.run_eagerly = True
-        model.fit(X, Y, batch_size=4, verbose=0)
+        model.fit(batches(), shuffle=False, verbose=0)
         return model.optimizer
 
     optimizers = on_ranks(ranks, work)
@@ -119,7 +123,7 @@ def test_after_a_loop_weights_are_made_equal_first(ranks, name):
 
         strategy.run(replica)
         before = model.get_weights()[0]
-        model.evaluate(X, Y, verbose=0) if name == "evaluate" else model.predict(X, verbose=0)
+        model.evaluate(batches(), verbose=0) if name == "evaluate" else model.predict(batches(), verbose=0)
         return before, model.get_weights()[0]
 
     (first, settled), (second, other_settled) = on_ranks(ranks, work, interval=Every(10))
@@ -146,7 +150,7 @@ def test_assigned_weights_survive_evaluate(ranks):
         loss = model.evaluate(X, Y, verbose=0)[0]
         return loss, model.get_weights()
 
-    expected = built().evaluate(X, Y, verbose=0)[0]
+    expected = built(run_eagerly=True).evaluate(X, Y, verbose=0)[0]
     for loss, weights in on_ranks(ranks, work, rule=lambda: Elastic(0.9).for_fragment(2, delay=0)):
         assert loss == pytest.approx(expected)
         np.testing.assert_array_equal(weights[0], START[0])
@@ -161,13 +165,13 @@ def test_fit_begins_with_equal_weights(ranks, ends):
 
     def work(strategy):
         with strategy.scope():
-            model = built()
+            model = built(run_eagerly=True)
         if ends == "by a loop":
             model.train_on_batch(X[strategy.rank :: 2], Y[strategy.rank :: 2])
         else:
             with pytest.raises(KeyError, match="interrupted"):
-                model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, callbacks=[Interrupts()])
-        model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+                model.fit(batches(), shuffle=False, verbose=0, callbacks=[Interrupts()])
+        model.fit(batches(), shuffle=False, verbose=0)
         return model.get_weights()[0]
 
     first, second = on_ranks(ranks, work, interval=Every(5))
@@ -176,7 +180,10 @@ def test_fit_begins_with_equal_weights(ranks, ends):
 
 @pytest.mark.parametrize("rule", [sweep(Averaging), lambda: Outer(keras.optimizers.SGD(0.5, momentum=0.5))])
 def test_callbacks_may_swap_weights(ranks, rule):
-    """As `keras.callbacks.SwapEMAWeights` does, between the end of an epoch and the beginning of the next one."""
+    """As `keras.callbacks.SwapEMAWeights` does, between the end of an epoch and the beginning of the next one.
+
+    Steps are eager, as what is tested is between them.
+    """
 
     class Swaps(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -189,9 +196,8 @@ def test_callbacks_may_swap_weights(ranks, rule):
 
     def work(strategy, callbacks):
         with strategy.scope():
-            model = built()
-        options = {"batch_size": 4, "epochs": 3, "shuffle": False, "verbose": 0, "callbacks": callbacks}
-        return model.fit(X, Y, **options).history["loss"]
+            model = built(run_eagerly=True)
+        return model.fit(batches(), shuffle=False, epochs=3, verbose=0, callbacks=callbacks).history["loss"]
 
     plain = on_ranks(ranks, lambda strategy: work(strategy, []), rule=rule)
     assert on_ranks(ranks, lambda strategy: work(strategy, [Swaps()]), rule=rule) == plain
@@ -207,7 +213,7 @@ def test_log_named_like_a_metric_keeps_its_value(ranks):
     def work(strategy):
         with strategy.scope():
             model = built(OwnLoss)
-        return model.fit(X, Y, batch_size=4, verbose=0).history
+        return model.fit(batches(), shuffle=False, verbose=0).history
 
     for history in on_ranks(ranks, work):
         assert history == {"loss": [7.0], "other": [1.0]}
@@ -276,7 +282,7 @@ def test_weights_that_no_optimizer_updates_are_averaged(ranks):
             model = Followed()
             model.compile(keras.optimizers.SGD(0.05))
             model.optimizer.build(model.one.trainable_variables)
-        model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
+        model.fit(batches(), shuffle=False, epochs=2, verbose=0)
         return model.follower.get_weights()
 
     weights, other_weights = on_ranks(ranks, work)
