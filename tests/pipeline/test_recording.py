@@ -12,7 +12,7 @@ from tests.pipeline import models
 from tests.sweeps import sweep
 from tfdist.pipeline import recording
 from tfdist.pipeline.actions import parse
-from tfdist.pipeline.recording import Recording
+from tfdist.pipeline.recording import Recording, Stamps
 
 PARTS = 4
 SCHEDULES = {
@@ -60,12 +60,30 @@ def test_the_order_is_that_of_the_table(schedule, eagerly):
 
 
 @pytest.mark.parametrize("schedule", [sweep("1f1b"), "zero_bubble"])
-def test_actions_begin_after_their_inputs_end(schedule):
+def test_actions_begin_after_those_that_they_need(schedule):
+    """Not after their ends: a result may be there before all of the action's are."""
     strategy, model = trained(schedule, True, False)
     table = strategy.extended.of_model(model).table
     spans = {span.action: span for row in strategy.recorded().spans for span in row}
     for action, span in spans.items():
-        assert all(spans[needed].end <= span.begin for needed in table.needs(action))
+        assert all(spans[needed].begin < span.begin for needed in table.needs(action))
+
+
+def test_stamps_wait_for_their_own_action_only():
+    """Its inputs, and what it computes: stamps that wait for each other would keep workers from acting together."""
+
+    def step(x):
+        stamps = Stamps(lambda *_: None)
+        for name in ("0F0", "1F0"):
+            stamps.around(parse(name), [tf.negative(x)], lambda: [tf.square(x).op])
+        stamps.close()
+
+    graph = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([])).graph
+    stamps = [operation for operation in graph.get_operations() if operation.type == "Timestamp"]
+    waits = [[other.type for other in operation.control_inputs] for operation in stamps]
+    assert waits == [["Neg"], ["Square"]] * 2
+    computed = [operation for operation in graph.get_operations() if operation.type == "Square"]
+    assert [operation.control_inputs for operation in computed] == [[begin] for begin in stamps[::2]]
 
 
 def test_recording_changes_no_weights():

@@ -216,6 +216,15 @@ def test_function_of_finds_functions_of_graph():
     assert private.function_of(graph, "another") is None
 
 
+def test_unordered_operations_wait_for_no_other_ones():
+    def times():
+        return tf.timestamp(), tf.timestamp(), private.unordered(tf.timestamp()), tf.timestamp()
+
+    first, *others = tf.function(times, autograph=False).get_concrete_function().graph.get_operations()[:4]
+    assert [operation.control_inputs for operation in others] == [[first], [], [others[0]]]
+    assert float(private.unordered(tf.timestamp())) > 0, "eagerly, too"
+
+
 def test_container_of_copy_is_its_distributed_variable(mirrored):
     with mirrored.scope():
         variable = tf.Variable(1.0)

@@ -15,6 +15,7 @@ from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import ProcessGroup
 from tfdist.pipeline.actions import Action, ActionKind
 from tfdist.pipeline.dry_run import PipelineTimeline, TimelineSpan
+from tfdist.private.tensorflow import unordered
 
 KEPT = 64
 """Number of steps whose times are kept."""
@@ -65,8 +66,9 @@ class Stamps:
 
     @staticmethod
     def _stamp(after: Iterable[tf.Tensor | tf.Operation]) -> tf.Tensor:
+        """Returns the time after some operations, which waits for no other worker's: workers act at the same time."""
         with tf.control_dependencies(after), tf.device("/CPU:0"):
-            return tf.timestamp()
+            return unordered(tf.timestamp())
 
 
 class Recording:

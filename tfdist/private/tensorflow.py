@@ -8,6 +8,7 @@ Checked on TensorFlow 2.18 and 2.21. tfdist relies on the following, which may c
   optionals of all local replicas; its result decides, equally on all processes, whether there is another step.
 - ``from_generator_op._GeneratorDataset`` makes elements by calling a function until that raises ``OutOfRangeError``.
 - ``multi_device_iterator_ops._create_device_dataset`` makes the dataset that copies batches to one device.
+- ``Graph.experimental_acd_manager`` orders the stateful operations of a function, and leaves out those it is told to.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ __all__ = [
     "simple_broadcast",
     "spec_of_replicas",
     "stop_recording",
+    "unordered",
     "with_gradient",
     "without_rows",
 ]
@@ -421,6 +423,20 @@ def is_compiled_by_xla() -> bool:
 def captured(graph: Any, tensor: Any) -> Any:
     """Returns the tensor by which the graph of a function knows a tensor from outside."""
     return graph.capture(tensor)
+
+
+def unordered(tensor: Any) -> Any:
+    """Returns a stateful operation's tensor, which TensorFlow then does not order among other stateful operations.
+
+    In functions, it runs those that use no resource, such as `tf.timestamp`, one after another, as they were traced.
+
+    Args:
+        tensor: a tensor that was just made.
+    """
+    manager = None if tf.executing_eagerly() else tensor.graph.experimental_acd_manager
+    if manager is not None:
+        manager.run_independently(tensor.op)
+    return tensor
 
 
 def is_branch_or_loop(graph: Any) -> bool:
