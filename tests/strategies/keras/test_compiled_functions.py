@@ -7,6 +7,8 @@ from tfdist.engine.host_calls import HostCallError, host_call
 from tfdist.private.keras import backend, tf_core
 from tfdist.private.models import logits_of, set_logits
 from tfdist.strategies.keras import compiled_functions
+from tfdist.strategies.keras.keras_metrics import infer_merge_rule
+from tfdist.strategies.keras.keras_variables import MERGED_BY, Assigned
 
 
 def in_graph(function, *arguments):
@@ -52,6 +54,24 @@ def test_state_is_assigned_outside_and_read_inside(monkeypatch):
     assert float(tf.function(outer, autograph=False)(tf.constant(2.0))) == 8.0
     assert assigned == [(variable, graphs[0])]
     assert (float(variable.value), float(untouched.value)) == (8.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("combine", "expected"), [(keras.ops.maximum, "max"), (keras.ops.minimum, "min"), (keras.ops.add, "sum")]
+)
+def test_how_metrics_are_merged_is_found_in_what_is_compiled(caplog, combine, expected):
+    """Outside of the compiled graph, the value that is assigned shows no more than that a function has been called."""
+    variable, assigned = keras.Variable(0.0, aggregation="sum"), Assigned()
+
+    def outer(given):
+        assigned.note(variable, given)  # as an assignment in a replica does
+        compiled_functions.call(lambda inside: variable.assign(combine(variable, inside)), given)
+        infer_merge_rule(variable, assigned.values[id(variable)])
+
+    with assigned.noted():
+        tf.function(outer, autograph=False)(tf.constant(2.0))
+    assert getattr(variable, MERGED_BY, "sum") == expected
+    assert not caplog.records, "it is not taken for overwritten"
 
 
 def test_masks_logits_and_losses_are_kept():

@@ -141,10 +141,11 @@ def check_equal(strategy, make, **arguments):
     np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5)
 
 
-def test_weights_logs_evaluations_and_predictions_are_those_without_xla(ranks, compiled):
-    """Batches have 4 and 3 rows, of which ranks get 2 and 2, or 2 and 1."""
+def test_weights_logs_evaluations_and_predictions_are_those_without_xla(ranks, compiled, caplog):
+    """Batches have 4 and 3 rows, of which ranks get 2 and 2, or 2 and 1. `OwnLoss` is seen to add to its metric."""
     on_ranks(ranks(2), lambda strategy: check_equal(strategy, MODELS["everything"], is_whole=True))
     assert compiled
+    assert not [record.message for record in caplog.records if "is overwritten in a step" in record.message]
 
 
 @pytest.mark.parametrize(
