@@ -23,7 +23,7 @@ def test_two_tables_are_trained_on_two_servers():
     results = harness.results(ended[:2])
     for result in results:
         assert result["accuracy"] > 0.8, results
-        assert result["steps"] == 6 * 40
+        assert result["steps"] == 6 * 20
         assert result["users"] == [60, True], "those of training and no others, from both servers"
         assert result["items"] == [80, True]
         assert 0.2 < result["kept"] < 1, results
@@ -48,7 +48,7 @@ def test_a_server_comes_back_with_its_rows(tmp_path):
     with harness.started([PROGRAM, str(tmp_path)], 4, per_rank=given) as processes:
         for rank in (0, 1):
             processes.await_output(rank, "EPOCH 3")
-        await_snapshots(tmp_path / "snapshots", 2 * 3 * 40)
+        await_snapshots(tmp_path / "snapshots", 2 * 3 * 20)
         processes.signal(3, signal.SIGKILL)
         with harness.started([PROGRAM, str(tmp_path)], 1, per_rank=given[3:]) as again:
             (tmp_path / "go").touch()

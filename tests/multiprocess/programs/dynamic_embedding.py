@@ -44,7 +44,7 @@ with strategy.scope():
     joined = keras.layers.Concatenate()([*vectors, keras.layers.Multiply()(vectors)])
     score = keras.layers.Dense(1, "sigmoid")(joined)
     model = keras.Model(inputs, score)
-    model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(0.04), "binary_crossentropy", metrics=["accuracy"])
 
 
 class Waits(keras.callbacks.Callback):
@@ -57,7 +57,7 @@ class Waits(keras.callbacks.Callback):
 
 
 local_pairs = train[worker::2]
-model.fit(*batch_of(local_pairs), batch_size=50, epochs=6, verbose=0, callbacks=[Waits()])
+model.fit(*batch_of(local_pairs), batch_size=100, epochs=6, verbose=0, callbacks=[Waits()])
 accuracy = model.evaluate(*batch_of(test), verbose=0)[1]
 model.predict([np.arange(100), np.arange(100)], verbose=0)
 exported = [layer.export() for layer in layers]
