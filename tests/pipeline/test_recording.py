@@ -31,7 +31,8 @@ def trained(schedule, record, eagerly):
         model = models.perceptron()
         model.compile("sgd", "mse", run_eagerly=eagerly)
     x, y = models.data_of(model)
-    model.fit(x[0], y[0], batch_size=8, verbose=0)  # two steps, the second one smaller
+    rows = 4 if schedule == "zero_bubble" else 8  # two steps; in others the second is smaller, which is another trace
+    model.fit(x[0][: 2 * rows], y[0][: 2 * rows], batch_size=rows, verbose=0)
     return strategy, model
 
 
@@ -93,7 +94,7 @@ def test_recording_changes_no_weights():
 
 
 def test_only_training_steps_are_recorded():
-    strategy, model = trained("gpipe", True, False)
+    strategy, model = trained("zero_bubble", True, False)
     model.predict(models.data_of(model)[0][0], verbose=0)
     assert actions(strategy.recorded()) == actions(strategy.schedule)
     with pytest.raises(ValueError, match=r"the times of 2 training steps .* no step -3"):
