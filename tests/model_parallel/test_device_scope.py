@@ -126,20 +126,20 @@ def test_a_layer_that_is_called_on_two_devices_computes_on_both(name):
     model = two_sequences(LAYERS[name]())
     keras.utils.set_random_seed(0)
     alone = two_sequences(LAYERS[name](), "CPU:0", "CPU:0")
-    for each_model in (model, alone):
-        each_model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
-    operations = executed(train_step(model, 5, 4, inputs=2))
+    alone.set_weights(model.get_weights())
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    # Without devices it is eager, as it would trace longer than it trains.
+    alone.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", run_eagerly=True)
+    steps = train_step(model, 5, 4, inputs=2), train_step(alone, 5, 4, inputs=2)
+    operations = executed(steps[0])
+    steps[1]()
     assert [operation for operation in operations if operation.is_elsewhere] == []
     counts = places(operations, "MatMul")
     assert counts["CPU:1"] == counts["CPU:2"] > 2
     assert counts["CPU:0"] == 3, "the layer that joins them"
     shared = model.layers[2]
     assert set(homes(shared.trainable_variables)) == {"CPU:1"}, "where it was called first"
-    steps = train_step(model, 5, 4, inputs=2), train_step(alone, 5, 4, inputs=2)
-    alone.set_weights(model.get_weights())
-    for each_model in (model, alone):
-        each_model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
-    for _ in range(20 if name == "lstm" else 5):
+    for _ in range(5):
         for step in steps:
             step()
     for weight, other in zip(model.get_weights(), alone.get_weights(), strict=True):
@@ -193,7 +193,7 @@ def test_mixed_precision():
         keras.config.set_dtype_policy("float32")
     alone.set_weights(model.get_weights())
     for each_model in (model, alone):
-        each_model.compile("adam", "mse")
+        each_model.compile(keras.optimizers.SGD(0.05), "mse", run_eagerly=each_model is alone)
     steps = train_step(model, 8), train_step(alone, 8)
     operations = executed(steps[0])
     assert [operation for operation in operations if operation.is_elsewhere] == []
@@ -262,8 +262,8 @@ def test_networks_learn_the_same_on_two_devices(make, shape, optimizer):
     keras.utils.set_random_seed(0)
     model, alone = make("CPU:1", "CPU:2"), make("CPU:0", "CPU:0")
     alone.set_weights(model.get_weights())
-    for each_model in (model, alone):
-        each_model.compile(optimizer, "mse")
+    for each_model in (model, alone):  # without devices it is eager, as it would trace longer than it trains
+        each_model.compile(optimizer, "mse", run_eagerly=each_model is alone)
     steps = train_step(model, *shape), train_step(alone, *shape)
     operations = executed(steps[0])
     steps[1]()
