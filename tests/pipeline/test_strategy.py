@@ -9,6 +9,7 @@ import pytest
 from keras import layers
 
 import tfdist
+from tests.model_parallel.executed import executed, places
 from tests.sweeps import some
 from tfdist.pipeline.dry_run import DeadlockError
 from tfdist.pipeline.table import Table
@@ -156,7 +157,8 @@ def test_stages_on_several_devices():
         model = network()
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
     x, y, _ = vectors()
-    model.fit(x, y, batch_size=8, verbose=0)
+    operations = executed(lambda: model.train_on_batch(x[:8], y[:8]))
+    assert set(places(operations, "MatMul")) == {"CPU:0", "CPU:1", "CPU:2"}
     for variable in (*model.variables, *model.optimizer.variables[2:]):
         name = next(name for name in ("d0", "d1", "d2", "last") if name in variable.path)
         device = {"d0": 0, "d1": 1, "d2": 1, "last": 2}[name]
