@@ -197,16 +197,17 @@ def saved():
     tfdist.barrier()
     with made.scope():
         models = [model, keras.models.load_model(path), keras.models.load_model(path.replace("model", "plain"))]
-    models.append(compiled(optimizer, made))
-    with made.scope():
-        models[-1].optimizer.build(models[-1].trainable_variables)
-    model.save_weights(path.replace(".keras", ".weights.h5"))
-    models[-1].load_weights(path.replace(".keras", ".weights.h5"))
+    path_of_weights = path.replace(".keras", ".weights.h5")
+    model.save_weights(path_of_weights)
     for other in models:
         fit(other, 1)
         assert_alike(other)
         assert_close(other, model.get_weights())
-    assert held(models[1].optimizer) == held(models[3].optimizer) == held(model.optimizer)
+    models[1].load_weights(path_of_weights)  # and the optimizer's variables, which have changed since
+    fit(models[1], 1)
+    assert_alike(models[1])
+    assert_close(models[1], model.get_weights())
+    assert held(models[1].optimizer) == held(models[2].optimizer) == held(model.optimizer)
 
 
 def restarted():
