@@ -98,10 +98,10 @@ def train(model, **arguments):
 guided = build(Guided, loss="mse", metrics=["mae"])
 results = {"guided": train(guided, sample_weight=importance, validation_data=(flat[:72], target[:72]))}
 results["guided_evaluated"] = guided.evaluate(flat, target, batch_size=36, verbose=0, return_dict=True)
-results["tracked"] = train(build(Tracked), validation_data=(flat[:72], target[:72]), validation_batch_size=72)
+tracked = build(Tracked)
+results["tracked"] = train(tracked, validation_data=(flat[:72], target[:72]), validation_batch_size=72)
 
 # Shares of unequal sizes: the steps are the same, a mean of batches' means is not.
-unequal = build(Tracked)
-history = unequal.fit(flat[:103], target[:103], batch_size=32, epochs=2, shuffle=False, verbose=0).history
-results["unequal_weights"] = weights(unequal)
+history = tracked.fit(flat[:103], target[:103], batch_size=32, epochs=2, shuffle=False, verbose=0).history
+results["unequal_weights"] = weights(tracked)
 results["close"] = history

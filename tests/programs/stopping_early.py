@@ -23,6 +23,18 @@ def network(rate=0.2, **compiling):
     return model
 
 
+plain = network()
+at_first = plain.get_weights()
+
+
+def as_new(rate=0.2):
+    """The model of fits that differ in data and callbacks, as it began: so its steps are traced once for all."""
+    plain.set_weights(at_first)
+    plain.optimizer.iterations.assign(0)
+    plain.optimizer.learning_rate = rate
+    return plain
+
+
 class Batches(keras.utils.PyDataset):
     def __len__(self):
         return 8
@@ -86,7 +98,8 @@ for name, data, arguments, compiling in (
 ):
     if name not in ALWAYS and not os.environ.get("TEST_SWEEP"):
         continue
-    model, stops, evaluates = network(**compiling), StopsAfter(3), EvaluatesAfterwards()
+    model = network(**compiling) if compiling else as_new()
+    stops, evaluates = StopsAfter(3), EvaluatesAfterwards()
     history = model.fit(*data, epochs=4, verbose=0, callbacks=[stops, evaluates], **arguments).history
     results[name] = {
         "history": history,
@@ -96,18 +109,18 @@ for name, data, arguments, compiling in (
         "steps": model.optimizer.iterations,
     }
 
-model, finder = network(rate=0.01), RateFinder()
+model, finder = as_new(rate=0.01), RateFinder()
 model.fit(endless, epochs=1, verbose=0, callbacks=[finder])
 results["rates"] = {"tried": finder.tried, "weights": weights(model)}
 
-model = network()
+model = as_new()
 history = model.fit(
     nan_at, labels, batch_size=12, epochs=3, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN()], shuffle=False
 ).history
 results["nan"] = {"epochs": len(history["loss"]), "steps": model.optimizer.iterations}
 
 # The same data train on afterwards, from where an endless dataset's iterator is.
-model, stops = network(), StopsAfter(3)
+model, stops = as_new(), StopsAfter(3)
 model.fit(flat, labels, batch_size=12, epochs=1, shuffle=False, verbose=0, callbacks=[stops])
 history = model.fit(flat, labels, batch_size=12, epochs=2, shuffle=False, verbose=0).history
 results["again"] = {"history": history, "weights": weights(model), "steps": model.optimizer.iterations}
