@@ -73,13 +73,13 @@ def started(ranks, servers=1):
         yield on_both
 
 
-def made(strategy=None, optimizer="sgd", kind=keras.Sequential, **compiled):
+def made(strategy=None, optimizer="sgd", kind=keras.Sequential, policy=None, **compiled):
     """A model under a strategy; or a reference, which is eager, as it would trace longer than it trains."""
     compiled = {"run_eagerly": strategy is None, **compiled}
     with strategy.scope() if strategy is not None else contextlib.nullcontext():
         layers = [
             keras.layers.Input((4,), dtype="int64"),
-            DynamicEmbedding(DIM, INITIAL, name="rows"),
+            DynamicEmbedding(DIM, INITIAL, policy, name="rows"),
             keras.layers.Flatten(),
             keras.layers.Dense(1, "tanh", kernel_initializer=keras.initializers.GlorotUniform(1)),
         ]
@@ -152,6 +152,23 @@ def test_a_rank_without_samples_touches_no_rows(ranks):
     with started(ranks) as on_both:
         for results in on_both(lambda strategy: trained(made(strategy, "adam"), batch_size=11)):
             assert_alike(results, expected)
+
+
+def test_a_row_that_stands_in_uses_no_keys(ranks):
+    """A rank without samples computes on a row of the batch. Two steps use each key twice, the third one admits it."""
+
+    def work(strategy):
+        model = made(strategy, policy=RowPolicy(admit_after=3))
+        found = []
+        for steps in (2, 1):
+            model.fit(batches(1).take(1).repeat(steps), shuffle=False, verbose=0)
+            found.append(model.layers[0].export()[0].tolist())
+        return found
+
+    with started(ranks) as on_both:
+        for before, after in on_both(work):
+            assert before == []
+            assert after == sorted(set(X[0].tolist()))
 
 
 def test_steps_are_traced_once(ranks):
