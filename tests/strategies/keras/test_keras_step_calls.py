@@ -219,8 +219,9 @@ def test_layers_and_optimizers_share_the_collective_of_gradients(ranks, name):
         return calls, model.get_weights(), model.optimizer.variables[-1].numpy()
 
     results = on_ranks(ranks(2), work)
+    updates = 1 if "accumulation" in name else 0  # in an epoch, each with a sum beside the steps' checks of infinities
     for (calls, at_the_end), *_ in results:
-        assert (calls, at_the_end <= 3) == (expected, True), (calls, at_the_end)
+        assert (calls, at_the_end <= 3 + updates) == (expected, True), (calls, at_the_end)
     if "BatchNormalization" not in name or "synchronized" in name:
         ((_, *alone),) = on_ranks(ranks(1), work)
         for _, *state in results:

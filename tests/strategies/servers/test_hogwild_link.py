@@ -43,7 +43,7 @@ def test_one_worker_trains_as_keras_does(name):
 @pytest.mark.parametrize("name", ["Adagrad", *map(sweep, ("SGD", "Adadelta", "RMSprop", "Adam"))])
 def test_embeddings_train_as_keras_does(name):
     """Adam moves all rows; of the others, rows are exchanged. Duplicates within a batch, too."""
-    keys, optimizer = KEYS % ROWS, {"class_name": name, "config": {"learning_rate": 0.1}}
+    keys, optimizer = KEYS % ROWS, {"class_name": name, "config": {"learning_rate": 0.01}}
     alone = embedded(None, lambda: keras.optimizers.get(optimizer), ROWS)
     with served(pushes=Hogwild()) as (strategy,):
         model = embedded(strategy, lambda: keras.optimizers.get(optimizer), ROWS)

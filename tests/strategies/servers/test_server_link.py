@@ -334,6 +334,7 @@ def test_rows_that_workers_get_are_those_of_the_optimizer(name, prefetch):
             for worker, (each_link, update) in enumerate(steps):
                 given = table_gradients(worker, step)
                 update(given)
+                each_link.report()  # servers answer in turn: the push, which may still be under way, has been applied
                 alone.apply(given, expected)
                 if step == 3 and not worker:  # as a checkpoint within an epoch
                     each_link.fetch()

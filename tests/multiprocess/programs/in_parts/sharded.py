@@ -207,7 +207,8 @@ def saved():
     fit(models[1], 1)
     assert_alike(models[1])
     assert_close(models[1], model.get_weights())
-    assert held(models[1].optimizer) == held(models[2].optimizer) == held(model.optimizer)
+    if size > 1:
+        assert held(models[1].optimizer) == held(models[2].optimizer) == held(model.optimizer)
 
 
 def restarted():
