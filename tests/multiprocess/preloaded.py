@@ -15,6 +15,7 @@ from pathlib import Path
 
 import keras  # noqa: F401
 import numpy as np
+import pytest  # noqa: F401
 import sklearn.datasets
 import tensorflow as tf  # noqa: F401
 
