@@ -58,7 +58,7 @@ def measure(names):
             plan = (
                 ring.all_reduce(out, source=vector)
                 if method is None
-                else compressor.all_reduce([tensor], vector, out, lambda nbytes: "ring")
+                else compressor.begin([tensor], vector, out, lambda nbytes: "ring")
             )
             engine.run(f"barrier {name} {step}", barrier())
             before, begun = engine.communicator.bytes_sent, time.perf_counter()

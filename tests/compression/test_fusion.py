@@ -7,7 +7,7 @@ from tests.collectives.simulation import simulate
 from tests.compression.methods import ALL
 from tests.compression.test_reduction import World, normals
 from tfdist import compression as c
-from tfdist.compression.compressor import Compressor, all_reduce
+from tfdist.compression.compressor import Compressor, begin
 from tfdist.compression.feedback import with_feedback
 from tfdist.compression.fusion import fuse_reductions
 
@@ -58,7 +58,7 @@ def test_a_bucket_is_cut_into_its_tensors():
     for compressor, vector, out in zip(compressors, vectors, outs, strict=True):
         compressor.register({"a": ("a/kernel", (50, 40)), "b": ("b/kernel", (30, 100))})
         tensors = [compressor.tensor(name, vector) for name in ("a", "b")]
-        plans.append(all_reduce(tensors, vector, out, lambda nbytes: "ring"))
+        plans.append(begin(tensors, vector, out, lambda nbytes: "ring"))
     simulate(2, lambda rank: plans[rank])
     np.testing.assert_array_equal(outs[0], vectors[0] + vectors[1])
     np.testing.assert_array_equal(outs[1], outs[0])

@@ -6,7 +6,7 @@ import pytest
 from tests.collectives.simulation import simulate
 from tests.compression.test_compressor import gradient
 from tfdist import compression as c
-from tfdist.compression.compressor import Compressor, all_reduce
+from tfdist.compression.compressor import Compressor, begin
 
 rng = np.random.default_rng(6)
 VARIABLES = {"a": ("a/kernel", (40, 50)), "b": ("a/bias", (50,)), "c": ("b/kernel", (3, 5))}
@@ -28,7 +28,7 @@ class Training:
     def step(self, vectors, rate=0.1):
         outs = [np.empty_like(vector) for vector in vectors]
         plans = [
-            all_reduce(tensors, vector, out, lambda nbytes: "ring")
+            begin(tensors, vector, out, lambda nbytes: "ring")
             for tensors, vector, out in zip(self.tensors, vectors, outs, strict=True)
         ]
         simulate(self.size, lambda rank: plans[rank])

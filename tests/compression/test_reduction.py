@@ -279,7 +279,8 @@ def test_parts_are_the_sums_of_what_each_rank_encodes(method, bounds):
     for owner, part in enumerate(world.parts):
         decoded = []
         for rank, vector in enumerate(vectors):
-            state = c.State(f"x/for {owner}", rank, 3, shape=(20, 100), step=1)
+            state = c.State(f"x/for {owner}", rank, 3, shape=(20, 100))
+            state.step = 1
             decoded.append(method.decode(method.encode(vector[part], state)))
         np.testing.assert_array_equal(total[part], decoded[0] + decoded[1] + decoded[2])
 

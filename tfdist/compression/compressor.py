@@ -51,17 +51,15 @@ class Compressed:
     momentum: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
 
-    def begin(self, vector: np.ndarray, out: np.ndarray) -> Reduction:
-        """Starts the next step; see `tfdist.compression.reduction.begin`."""
+    def begin(self, vector: np.ndarray, out: np.ndarray, parts: Sequence[slice] | None = None) -> Reduction:
+        """Starts the next step; see `begin` and `begin_scattered` of `tfdist.compression.reduction`."""
+        choice = self.schedule.at(self.state.step)
         self.traffic.given_bytes += vector.nbytes
-        self.traffic.plain_bytes += ring_bytes(vector.nbytes, self.state.size)
-        return reduction.begin(self.schedule.at(self.state.step), vector, out, self.state, self.momentum)
-
-    def begin_scattered(self, vector: np.ndarray, parts: Sequence[slice], out: np.ndarray) -> Reduction:
-        """Starts the next step, in which each rank gets a part; see `tfdist.compression.reduction.begin_scattered`."""
-        self.traffic.given_bytes += vector.nbytes
+        if parts is None:
+            self.traffic.plain_bytes += ring_bytes(vector.nbytes, self.state.size)
+            return reduction.begin(choice, vector, out, self.state, self.momentum)
         self.traffic.plain_bytes += vector.nbytes - out.nbytes
-        return reduction.begin_scattered(self.schedule.at(self.state.step), vector, parts, out, self.state)
+        return reduction.begin_scattered(choice, vector, parts, out, self.state)
 
     def alone(self, array: np.ndarray) -> np.ndarray:
         """Runs the next step of a single process: applies momentum, without compression."""
@@ -70,47 +68,35 @@ class Compressed:
         return reduction.with_momentum(vector, self.state, self.momentum).astype(array.dtype).reshape(array.shape)
 
 
-def all_reduce(tensors: Sequence[Compressed], vector: np.ndarray, out: np.ndarray, choose: Chooser) -> Plan:
+def begin(
+    tensors: Sequence[Compressed],
+    vector: np.ndarray,
+    out: np.ndarray,
+    choose: Chooser,
+    parts: Sequence[Sequence[slice]] | None = None,
+) -> Plan:
     """Starts the next step of the tensors of one bucket.
 
     Args:
         tensors: the tensors, in their order in the vector.
         vector: their elements, one-dimensional; only read.
-        out: receives their sums; like ``vector``.
+        out: receives their sums, or this rank's parts of them; one-dimensional.
         choose: returns the all-reduce algorithm for a number of bytes, for linear methods.
+        parts: for each tensor, consecutive parts of its elements, one for each rank, which gets the sum of its part
+            only; by default each rank gets whole sums.
 
     Returns:
         A plan for the engine. Its result is None.
     """
     memory.keep_freed()
-    ends = np.cumsum([math.prod(tensor.state.shape or ()) for tensor in tensors])[:-1]
-    pieces = zip(tensors, np.split(vector, ends), np.split(out, ends), strict=True)
-    return fuse_reductions([(tensor.begin(part, total), tensor.traffic) for tensor, part, total in pieces], choose)
-
-
-def reduce_scatter(
-    tensors: Sequence[Compressed], vector: np.ndarray, parts: Sequence[Sequence[slice]], out: Sequence[np.ndarray]
-) -> Plan:
-    """Starts the next step of the tensors of one bucket, of whose sums each rank gets its parts.
-
-    Args:
-        tensors: the tensors, in their order in the vector.
-        vector: their elements, one-dimensional; only read.
-        parts: for each tensor, consecutive parts of its elements, one for each rank.
-        out: for each tensor, receives this rank's part of its sum.
-
-    Returns:
-        A plan for the engine. Its result is None.
-    """
-    memory.keep_freed()
-    ends = np.cumsum([math.prod(tensor.state.shape or ()) for tensor in tensors])[:-1]
-    pieces = zip(tensors, np.split(vector, ends), parts, out, strict=True)
-    begun = [(tensor.begin_scattered(part, cut, own), tensor.traffic) for tensor, part, cut, own in pieces]
-    return fuse_reductions(begun, choose=_never)
-
-
-def _never(nbytes: int) -> str:
-    raise AssertionError("parts are exchanged, and not summed by an all-reduce")
+    rank = tensors[0].state.rank
+    sizes = [math.prod(tensor.state.shape or ()) for tensor in tensors]
+    own = sizes if parts is None else [listed[rank].stop - listed[rank].start for listed in parts]
+    vectors, outs = np.split(vector, np.cumsum(sizes)[:-1]), np.split(out, np.cumsum(own)[:-1])
+    cuts: Sequence[Sequence[slice] | None] = [None] * len(tensors) if parts is None else parts
+    pieces = zip(tensors, vectors, outs, cuts, strict=True)
+    begun = [(tensor.begin(given, total, cut), tensor.traffic) for tensor, given, total, cut in pieces]
+    return fuse_reductions(begun, choose)
 
 
 class Compressor:

@@ -55,28 +55,30 @@ def begin_scattered(
     if not vector.size:
         return
     method, working = _contribution(choice, vector, state)
-    dtype, share = working.dtype, parts[state.rank]
+    state.divide([] if method is None else parts)
+    working = _with_unsent(working, state)
     if method is None:
-        state.divide([])
-        sent = _with_unsent(working, state).astype(vector.dtype, copy=False)
-        state.step += 1
-        arrived = yield ExchangeRequest([sent[part].view(np.uint8) for part in parts])
+        sent = working.astype(vector.dtype, copy=False)
+        encoded = [sent[part].view(np.uint8) for part in parts]
+    else:
+        encoded = _encoded(method, working, state)
+    # Not `state.part("sum")`, which would be in the next step if the tensor's next sum begins before this one is over.
+    of_sum = State(f"{state.name}/sum", state.rank, state.size, state.seed, state.shape)
+    of_sum.step = state.step
+    state.step += 1
+    arrived = yield ExchangeRequest(encoded)
+    if method is None:
         out[...] = functools.reduce(np.add, [payload.view(vector.dtype) for payload in arrived])
         return
-    state.divide(parts)
-    encoded, sizes = _encoded(method, _with_unsent(working, state), state)
-    of_sum = State(f"{state.name}/sum", state.rank, state.size, state.seed, state.shape, state.step)
-    state.step += 1
-    arrived = yield ExchangeRequest([_filled_up(payload, size) for payload, size in zip(encoded, sizes, strict=True)])
     given = [payloads.without_filling(payload) for payload in arrived]
     if method.votes:
-        given = [method.merge(given, share.stop - share.start, dtype, of_sum)]
+        given = [method.merge(given, out.size, working.dtype, of_sum)]
 
     def add_up(total: np.ndarray) -> None:
         for place, payload in enumerate(given):
             method.decode(payload, total, np.add if place else None)
 
-    _written(out, dtype, add_up)
+    _written(out, working.dtype, add_up)
 
 
 def _contribution(
@@ -158,14 +160,11 @@ def _gather(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -
 
 
 def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State) -> Reduction:
-    """Adds one part of all vectors on each rank; then the sums of all parts are gathered.
-
-    Payloads of the same method and number of elements have the same size on all ranks, so sizes are not exchanged. Only
-    those of vectors that are not finite are shorter, and are padded.
-    """
+    """Adds one part of all vectors on each rank; then the sums of all parts are gathered."""
     dtype, parts = vector.dtype, state.parts
-    encoded, sizes = _encoded(method, vector, state)
-    arrived = yield ExchangeRequest([_filled_up(payload, size) for payload, size in zip(encoded, sizes, strict=True)])
+    encoded = _encoded(method, vector, state)
+    sizes = [payload.size for payload in encoded]
+    arrived = yield ExchangeRequest(encoded)
     share = parts[state.rank]
     given = [payloads.without_filling(payload) for payload in arrived]
     merged = method.merge(given, share.stop - share.start, dtype, state.part("sum"))
@@ -178,18 +177,21 @@ def _exchange(method: Method, vector: np.ndarray, out: np.ndarray, state: State)
         out.fill(np.nan)  # as on the other routes, NaN fills the whole tensor
 
 
-def _encoded(method: Method, vector: np.ndarray, state: State) -> tuple[list[np.ndarray], list[int]]:
-    """Returns a payload for each rank, of its part of a vector, and the size that all ranks give it."""
+def _encoded(method: Method, vector: np.ndarray, state: State) -> list[np.ndarray]:
+    """Returns a payload for each rank, of its part of a vector.
+
+    Payloads of the same method and number of elements have the same size on all ranks, so sizes are not exchanged. Only
+    those of vectors that are not finite are shorter, and are padded.
+    """
     if not is_finite(vector):
         vector = np.full_like(vector, np.nan)  # otherwise the finite parts would count as sent
     encoded = [method.encode(vector[part], state.part(f"for {rank}")) for rank, part in enumerate(state.parts)]
-    sizes = [
-        payload.size
+    return [
+        payload
         if payload.size > HEADER_BYTES
-        else method.encode_zeros(part.stop - part.start, vector.dtype, state).size
+        else _filled_up(payload, method.encode_zeros(part.stop - part.start, vector.dtype, state).size)
         for part, payload in zip(state.parts, encoded, strict=True)
     ]
-    return encoded, sizes
 
 
 def _parts(elements: int, ranks: int, granule: int) -> list[slice]:

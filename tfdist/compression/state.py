@@ -20,7 +20,6 @@ class State:
         size: the number of processes.
         seed: the seed of all randomness.
         shape: the tensor's shape; flat by default.
-        step: the first step.
 
     Attributes:
         step: the number of times the tensor has been encoded.
@@ -29,20 +28,14 @@ class State:
     """
 
     def __init__(
-        self,
-        name: str = "",
-        rank: int = 0,
-        size: int = 1,
-        seed: int = 0,
-        shape: tuple[int, ...] | None = None,
-        step: int = 0,
+        self, name: str = "", rank: int = 0, size: int = 1, seed: int = 0, shape: tuple[int, ...] | None = None
     ) -> None:
         self.name = name
         self.rank = rank
         self.size = size
         self.seed = seed
         self.shape = shape
-        self.step = step
+        self.step = 0
         self.arrays: dict[str, np.ndarray] = {}
         self.scalers: np.ndarray | None = None
         self._parts: dict[str, State] = {}

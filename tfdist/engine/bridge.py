@@ -91,7 +91,7 @@ class _Sum(BucketJob):
             source, vector = None, weighted(vector, weight, self._scratch(vector) if self._compressed else buffer)
         plan: Plan | Operation
         if self._compressed:
-            plan = compressor.all_reduce(self._compressed, vector, buffer, self._group.choose_in_turn)
+            plan = compressor.begin(self._compressed, vector, buffer, self._group.choose_in_turn)
         elif self._adaptive:
             plan = adasum.all_reduce(buffer, self._sizes(buffer.size), source)
         else:

@@ -6,6 +6,7 @@ the same number of bytes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,11 +157,10 @@ class _OwnedJob(BucketJob):
             (rank, place) for rank in range(group.size) for place, owner in enumerate(owners) if owner.includes(rank)
         ]
         self._own = [place for rank, place in self._order if rank == group.rank]
-        counts = [0] * group.size
+        self._sizes = np.zeros((group.size, len(members)), np.int64)
         for rank, place in self._order:
-            counts[rank] += self._shape(rank, place).num_elements()
-        ends = [int(end) for end in np.cumsum(counts)]
-        self._parts = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+            self._sizes[rank, place] = self._shape(rank, place).num_elements()
+        self._parts = _consecutive(self._sizes.sum(axis=1))
 
     def signature(self, array: np.ndarray) -> str:
         """Returns the shapes and owners of the members."""
@@ -232,9 +232,8 @@ class _CompressedSum(_ScatteredSum):
         super().__init__(group, members, owners, names)
         self.verb = "compressed sum by owner"
         self._compressed = compressed
-        self._cuts = [
-            _elements_of(owner, member.shape, group.size) for owner, member in zip(owners, members, strict=True)
-        ]
+        self._cuts = [_consecutive(sizes) for sizes in self._sizes.T]
+        self._choose = group.choose_in_turn
 
     def signature(self, array: np.ndarray) -> str:
         """Returns the shapes, owners and schedules of the members."""
@@ -249,10 +248,8 @@ class _CompressedSum(_ScatteredSum):
         vector = array.reshape(-1)
         if weight is not None and weight != 1:
             vector = weighted(vector, weight, self._take(vector.nbytes).view(vector.dtype))
-        sizes = [cuts[self._rank].stop - cuts[self._rank].start for cuts in self._cuts]
-        own = self._take(sum(sizes) * vector.itemsize).view(vector.dtype)
-        parts = np.split(own, np.cumsum(sizes)[:-1])
-        return Begun(compressor.reduce_scatter(self._compressed, vector, self._cuts, parts), lambda _: own)
+        own = self._take(int(self._sizes[self._rank].sum()) * vector.itemsize).view(vector.dtype)
+        return Begun(compressor.begin(self._compressed, vector, own, self._choose, self._cuts), lambda _: own)
 
 
 class _Gathered(_OwnedJob):
@@ -299,14 +296,10 @@ def _split(shapes: Sequence[tf.TensorShape], vector: tf.Tensor) -> list[tf.Tenso
     return [tf.reshape(vector, shapes[0])] if len(shapes) == 1 else split(vector, shapes) if shapes else []
 
 
-def _elements_of(owner: Ownership, shape: tf.TensorShape, processes: int) -> list[slice]:
-    """Returns each process's part of the elements of a tensor, of which it has some rows, all or nothing."""
-    total = shape.num_elements()
-    if not owner.is_cut:
-        (only,) = owner.holders
-        return [slice(total * (rank > only), total * (rank >= only)) for rank in range(processes)]
-    width = total // max(1, shape[0])
-    return [slice(rows.start * width, rows.stop * width) for (rows,) in map(owner.part, range(processes))]
+def _consecutive(sizes: np.ndarray) -> list[slice]:
+    """Returns slices of the given sizes, one after the other."""
+    ends = np.cumsum(sizes).tolist()
+    return [slice(begin, end) for begin, end in itertools.pairwise([0, *ends])]
 
 
 def _plan(tensors: Sequence[tf.Tensor | tf.TensorSpec], kinds: Sequence[Any] | None = None) -> list[Bucket]:

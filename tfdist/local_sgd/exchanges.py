@@ -134,7 +134,7 @@ class Exchanges:
             plan: Plan | Operation
             if compresses:
                 chosen = [tensor for tensor in (how[member] for member in members) if tensor is not None]
-                plan = compressor.all_reduce(chosen, vector, total, self._group.choose_in_turn)
+                plan = compressor.begin(chosen, vector, total, self._group.choose_in_turn)
             else:
                 plan = operations.all_reduce(total, self._group.choose(vector.nbytes))
             shapes = ", ".join(f"{arrays[member].dtype.name} {arrays[member].shape}" for member in members)
