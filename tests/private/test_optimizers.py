@@ -29,7 +29,9 @@ def test_variables_averages_and_decay_are_found(made, variables):
     assert [variable.shape for variable in optimizers.averages_of(made)] == [(2,), (2,)]
     assert optimizers.averages_of(keras.optimizers.SGD()) == []
     assert [optimizers.place_of(made, variable) for variable in variables] == [0, 1]
-    assert len({optimizers.key_of(made, variable) for variable in variables}) == 2
+    assert len({optimizers.key_of(variable) for variable in variables}) == 2
+    assert [optimizers.place_of(made, variable.value) for variable in variables] == [0, 1]
+    assert all(optimizers.key_of(variable) == optimizers.key_of(variable.value) for variable in variables)
     assert [optimizers.decays(made, variable) for variable in variables] == [True, False]
 
 

@@ -42,11 +42,13 @@ class RankedShards(tf.distribute.Strategy):
     Args:
         group: the ranks.
         extended: class of the strategy's `extended`, or a function that makes it.
+        compression: method that compresses gradients; None for no compression.
     """
 
-    def __init__(self, group, extended=ShardedExtended):
+    def __init__(self, group, extended=ShardedExtended, compression=None):
         keras_seams.install()
-        super().__init__(extended(self, group, ["CPU:0"]))
+        compressor = None if compression is None else Compressor(compression, group.rank, group.size, scatters=True)
+        super().__init__(extended(self, group, ["CPU:0"], compressor))
         self.rank = group.rank
 
 

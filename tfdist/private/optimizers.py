@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.private.keras import tf_optimizer
+
 _ELEMENTWISE = frozenset("SGD Adam AdamW Adamax Nadam Adagrad Adadelta RMSprop Ftrl Lion ScheduleFreeAdamW".split())
 
 
@@ -50,9 +52,9 @@ def place_of(optimizer: Any, variable: Any) -> int:
     return place
 
 
-def key_of(optimizer: Any, variable: Any) -> str:
-    """Returns the key by which an optimizer finds a variable."""
-    key: str = optimizer._var_key(variable)
+def key_of(variable: Any) -> str:
+    """Returns the key by which optimizers find a variable, of Keras or TensorFlow; no other variable ever gets it."""
+    key: str = tf_optimizer.TFOptimizer._var_key(None, variable)
     return key
 
 

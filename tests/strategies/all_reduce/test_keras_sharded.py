@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import RankedShards, in_step
+from tfdist.compression import OneBit, by_size
 from tfdist.strategies.keras import keras_seams
 from tfdist.strategies.keras.keras_variables import copy_of
 
@@ -70,6 +71,40 @@ def test_updates_are_those_of_one_process(ranks, monkeypatch, name, cuts):
     for here, there, variable in zip(first, second, plain, strict=True):
         np.testing.assert_array_equal(here, there)
         np.testing.assert_allclose(here, variable.numpy(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+def test_residuals_are_found_again(ranks, monkeypatch, tmp_path, cuts):
+    """In further steps, and after a restart, in which variables are other ones; without them, weights differ."""
+    if cuts:
+        monkeypatch.setattr("tfdist.sharding.SPLIT_BYTES", 0)
+
+    def work(group):
+        def made(values):
+            strategy = RankedShards(group, compression=by_size({0: OneBit()}))
+            with strategy.scope():
+                trained, optimizer = [keras.Variable(value) for value in values], keras.optimizers.SGD(0.1)
+                optimizer.build(trained)
+            return strategy, trained, optimizer
+
+        def train(strategy, trained, optimizer, steps):
+            for step in steps:
+                in_step(strategy, 1, 2, optimizer.apply, gradients_of(group.rank, step)[:-1], trained)
+            return [variable.numpy() for variable in trained]
+
+        prefix, initial = tmp_path / f"{group.number('prefix')}", [np.ones(shape, "float32") for shape in SHAPES[:-1]]
+        whole = train(*made(initial), range(5))
+        first = made(initial)
+        values = train(*first, range(3))
+        first[0].extended.compressor.save(prefix)
+        again, forgetful = made(values), made(values)
+        assert again[0].extended.compressor.load(prefix)
+        return whole, train(*again, range(3, 5)), train(*forgetful, range(3, 5))
+
+    for whole, again, forgetful in ranks(2)(work):
+        for expected, found, without in zip(whole, again, forgetful, strict=True):
+            np.testing.assert_array_equal(found, expected)
+            assert (without != expected).any()
 
 
 def test_nothing_is_summed_outside_of_the_strategy(ranks):

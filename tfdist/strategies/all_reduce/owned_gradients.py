@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +10,10 @@ import tensorflow as tf
 from tfdist.compression.compressor import Compressed
 from tfdist.engine import precision
 from tfdist.private import tensorflow as private
+from tfdist.private.optimizers import key_of
 from tfdist.sharding import EVERYONE, Ownership
 from tfdist.strategies import current_strategy
 from tfdist.strategies.divided_abilities import DealsVariables
-
-_KEY = "_tfdist_compressed"
-"""Attribute of a variable whose gradients are compressed: its key."""
-_NUMBERS = itertools.count()
 
 
 def own_sums(
@@ -56,7 +52,7 @@ def own_sums(
     def compressed(given: list[tf.Tensor], places: list[int]) -> list[Compressed | None]:
         if extended.compressor is None:
             return [None] * len(places)
-        of = {_key_of(variables[place]): variables[place] for place in places}
+        of = {key_of(variables[place]): variables[place] for place in places}
         extended.compressor.register({key: (name_of(one), tuple(one.shape)) for key, one in of.items()})
         return [extended.compressor.tensor(key, gradient) for key, gradient in zip(of, given, strict=True)]
 
@@ -72,13 +68,6 @@ def own_sums(
         of_dealt = [owners[place] for place in dealt]
         keep(own, extended.owned.sums(given, of_dealt, names, weight, compressed(given, dealt)))
     return [sums[place] for place, owner in enumerate(owners) if owner.includes(rank)]
-
-
-def _key_of(variable: Any) -> str:
-    """Returns the key of a variable for the compressor, which no other variable of the process ever gets."""
-    if not hasattr(variable, _KEY):
-        setattr(variable, _KEY, f"divided {next(_NUMBERS)}")
-    return str(getattr(variable, _KEY))
 
 
 def rows_of(gradient: Any, owner: Ownership, rank: int) -> Any:

@@ -198,7 +198,7 @@ class Dealing:
                 self._parts[id(variable)] = variable, part, described_variables.keep_part(variable, part)
         for variable in self._views:
             if id(variable) not in self._parts:
-                part, key = self.owner(variable).part(self.rank), optimizers.key_of(optimizer, variable)
+                part, key = self.owner(variable).part(self.rank), optimizers.key_of(variable)
                 self._parts[id(variable)] = variable, part, described_variables.part_of(variable, part, key)
         return []
 

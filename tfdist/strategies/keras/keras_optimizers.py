@@ -213,7 +213,7 @@ def _is_dense_number(gradient: Any) -> bool:
 
 
 def _keys(update: Update) -> tuple[str, ...]:
-    return tuple(key_of(update.optimizer, variable) for variable in update.variables)
+    return tuple(key_of(variable) for variable in update.variables)
 
 
 def _unless_summed(original: Callable[..., Any]) -> Callable[..., Any]:
