@@ -142,3 +142,8 @@ class WithoutFeedback(_Wrapper):
 def with_feedback(method: Method) -> Method:
     """Returns the method, wrapped in `ErrorFeedback` if it needs it and is not wrapped already."""
     return ErrorFeedback(method) if method.needs_feedback and not isinstance(method, _Wrapper) else method
+
+
+def plain(method: Method) -> Method:
+    """Returns the method that `ErrorFeedback` or `WithoutFeedback` wraps; a method that is not wrapped itself."""
+    return method.method if isinstance(method, _Wrapper) else method

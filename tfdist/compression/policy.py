@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tfdist.compression.feedback import with_feedback
+from tfdist.compression.feedback import plain, with_feedback
 from tfdist.compression.method import Described, Method, Route
 
 SMALL = 1024
@@ -244,10 +244,10 @@ def check_scatters(choice: Choice | Schedule, path: str = "") -> None:
     schedule = choice if isinstance(choice, Schedule) else Schedule({0: choice})
     for method in schedule.methods:
         if method.route is not Route.EXCHANGE:
+            of = f" for {path}" if path else ""
             raise ValueError(
-                f"{method!r}{f' for {path}' if path else ''} compresses a gradient as a whole, and each process is to "
-                "get a part of its sum. Use Float16, BFloat16, Float8, Int8, Int4, QSGD, OneBit or SignSGD; or leave "
-                "out shard="
+                f"{plain(method)!r}{of} compresses a gradient as a whole, and each process is to get a part of its "
+                "sum. Use Float16, BFloat16, Float8, Int8, Int4, QSGD, OneBit or SignSGD; or leave out shard="
             )
 
 
