@@ -1,5 +1,7 @@
 """Steps have the collectives that the callbacks of any rank need, and no others."""
 
+import collections
+import functools
 import itertools
 import types
 
@@ -8,9 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.strategies.ranked import on_ranks
+from tests.strategies.ranked import RankedShards, on_ranks
 from tests.sweeps import some, sweep
+from tfdist.compression import Int8, by_name
+from tfdist.engine.host_calls import host_call
 from tfdist.errors import MismatchError
+from tfdist.strategies.all_reduce.sharded_extended import ShardedExtended
+from tfdist.strategies.all_reduce.weight_parts_extended import WeightPartsExtended
 from tfdist.strategies.keras.keras_step_calls import may_end_steps, reads_logs_of_steps
 
 ROWS = np.random.default_rng(0).normal(size=(18, 2)).astype(np.float32)
@@ -227,6 +233,41 @@ def test_layers_and_optimizers_share_the_collective_of_gradients(ranks, name):
         for _, *state in results:
             for want, got in zip(keras.tree.flatten(alone), keras.tree.flatten(state), strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+SHARDED = {
+    "shard='optimizer'": (ShardedExtended, 2),
+    "shard='weights', gather='model'": (functools.partial(WeightPartsExtended, gather="model"), 5),
+    "shard='weights'": (WeightPartsExtended, 8),
+}
+"""By arguments: how often a step of two layers waits for other processes."""
+
+
+@pytest.mark.parametrize("name", some(SHARDED))
+def test_steps_wait_no_more_often_where_parts_are_compressed(ranks, monkeypatch, name):
+    """Biases are not compressed: the sum of those that are begins before the step waits for both."""
+    monkeypatch.setattr("tfdist.sharding.SPLIT_BYTES", 0)
+    extended, waits = SHARDED[name]
+    traced = []
+
+    def counted(*arguments, name):
+        traced.append(name)
+        return host_call(*arguments, name=name)
+
+    def work(group, compression):
+        strategy = RankedShards(group, extended, compression)
+        with strategy.scope():
+            layers = [keras.layers.Dense(4), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.layers.Input((2,)), *layers])
+            model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+        model.fit(as_dataset(X, Y), shuffle=False, verbose=0)
+
+    monkeypatch.setattr("tfdist.engine.posting.host_call", counted)
+    for compression in (None, by_name({"bias": None}, otherwise=Int8())):
+        traced.clear()
+        ranks(2)(work, compression)
+        expected = {"tfdist_finish": 2 * waits, **({"tfdist_post": 2} if compression else {})}
+        assert collections.Counter(traced) == expected, "on two ranks"
 
 
 def test_the_callback_of_one_rank_has_all_ranks_merge_logs_and_count(ranks):
