@@ -113,6 +113,14 @@ def test_parts_along_another_axis_have_copies():
     assert str(owner) == "axis 1 (0, 2, 4)"
 
 
+def test_some_processes_may_have_no_part():
+    """The last two of four processes are another stage of a pipeline."""
+    owner = Ownership(None, (0, 2, 4), places=(1, 0, None, None))
+    assert [owner.includes(rank) for rank in range(4)] == [True, True, False, False]
+    assert owner.holders == (1, 0)
+    assert owner.part(0) == (slice(2, 4),)
+
+
 def test_everyone_has_all():
     assert not EVERYONE.is_cut
     assert EVERYONE.includes(3)

@@ -76,14 +76,14 @@ class Ownership:
         owner: rank of the process that alone has the variable; None if each has all or a part.
         bounds: where each part begins along the axis, and where the last one ends; empty if the variable is not cut.
         axis: the axis that it is cut along.
-        places: by rank, the number of the part that a process has, as several may have copies of one; by default each
-            process has the part of its rank.
+        places: by rank, the number of the part that a process has, as several may have copies of one; None for a
+            process that has none. By default each process has the part of its rank.
     """
 
     owner: int | None
     bounds: tuple[int, ...] = ()
     axis: int = 0
-    places: tuple[int, ...] = ()
+    places: tuple[int | None, ...] = ()
 
     @property
     def is_cut(self) -> bool:
@@ -100,7 +100,7 @@ class Ownership:
 
     def includes(self, rank: int) -> bool:
         """Returns whether a process has some of the variable."""
-        return self.owner in (None, rank)
+        return self.owner in (None, rank) and not (self.places and self.places[rank] is None)
 
     def copies(self, processes: int) -> int:
         """Returns the number of processes that have the same of the variable as one that has some.
@@ -115,6 +115,7 @@ class Ownership:
     def part(self, rank: int) -> tuple[slice, ...]:
         """Returns the index of a process's part, if the variable is cut."""
         place = self.places[rank] if self.places else rank
+        assert place is not None, "this process has no part"
         return (slice(None),) * self.axis + (slice(self.bounds[place], self.bounds[place + 1]),)
 
     def shape(self, shape: Sequence[int], rank: int) -> tuple[int, ...]:

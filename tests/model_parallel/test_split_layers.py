@@ -202,7 +202,7 @@ def test_what_cannot_be_split_is_refused(ranks):
                     call()
             with pytest.raises(TypeError, match=r"takes dense inputs; call tf.sparse.to_dense"):
                 layer.call(tf.sparse.from_dense(INPUTS[0, :, :3]))
-        with Ranked(group).scope(), pytest.raises(ValueError, match=r"AllReduceStrategy\(mesh=tfdist.Mesh\(…, model=…"):
+        with Ranked(group).scope(), pytest.raises(ValueError, match=r"PipelineStrategy\(mesh=tfdist.Mesh\(…, model=…"):
             ColumnParallelDense(4).build((None, 3))
 
     ranks(2)(work)

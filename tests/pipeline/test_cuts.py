@@ -9,6 +9,7 @@ from keras import layers
 
 from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.model_parallel.partition import partition
+from tfdist.model_parallel.split_layers import ColumnParallelDense, RowParallelDense
 from tfdist.pipeline.cuts import check, ends_of
 from tfdist.strategies.divided import described_variables
 
@@ -92,3 +93,21 @@ def test_cut_by_cost_raises_if_shapes_are_unknown():
     outputs = layers.Dense(2, name="last")(layers.Reshape((4,), name="rows")(inputs))
     with pytest.raises(ValueError, match=r'cuts="flops"\).*are unknown, even with 128 .*cuts=\[….*out of rows, last'):
         ends_of(ModelCalls(keras.Model(inputs, outputs)), 2, "flops")
+
+
+def test_models_are_not_cut_where_features_are_on_several_processes():
+    def calls(parts):
+        leaves = ColumnParallelDense(512, name="columns", gather_output=False)
+        leaves._parts = parts  # as a mesh would have it
+        takes = RowParallelDense(8, name="rows", input_is_parallel=True)
+        between = layers.Activation("relu", name="between")
+        first, last = layers.Dense(8), layers.Dense(8)
+        return ModelCalls(keras.Sequential([keras.Input((8,)), first, leaves, between, takes, last]))
+
+    assert ends_of(calls(1), 2, ["between"]) == [2, 5]
+    assert ends_of(calls(2), 3, "flops") == [1, 4, 5]
+    for name in ("between", "rows"):
+        with pytest.raises(ValueError, match=rf"cuts=\['{name}'\]\): the features that (columns|between) leaves"):
+            ends_of(calls(2), 2, [name])
+    with pytest.raises(ValueError, match="this model makes 5, which can be cut in 2 places"):
+        ends_of(calls(2), 4, "memory")

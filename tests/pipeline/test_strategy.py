@@ -148,6 +148,22 @@ def test_weights_after_twenty_steps_equal_plain_keras(stages, schedule):
         np.testing.assert_allclose(weight, other, rtol=0, atol=1e-5 * np.abs(other).max())
 
 
+def test_a_layer_that_two_stages_call_counts_once_in_a_norm():
+    def trained(**scope):
+        keras.utils.set_random_seed(0)
+        with tfdist.PipelineStrategy(**scope).scope() if scope else contextlib.nullcontext():
+            shared = layers.Dense(6, "tanh", name="shared")
+            model = keras.Sequential([keras.Input((6,)), shared, layers.Dense(6, name="middle")])
+            model = keras.Model(model.inputs, layers.Dense(3)(shared(model.outputs[0])))
+            model.compile(keras.optimizers.SGD(0.05, global_clipnorm=0.1), "mse", run_eagerly=True)
+        x, y, _ = vectors(8)
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    for weight, other in zip(trained(stages=2, micro_batches=2, cuts=["middle"]), trained(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=0, atol=1e-6)
+
+
 def test_stages_on_several_devices():
     keras.utils.set_random_seed(0)
     strategy = tfdist.PipelineStrategy(

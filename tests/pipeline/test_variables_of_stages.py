@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.pipeline.mesh import Mesh
+from tfdist.pipeline.mesh import PipelineMesh, side_by_side
 from tfdist.pipeline.variables_of_stages import VariablesOfStages
 from tfdist.strategies.divided import described_variables
 from tfdist.strategies.divided.described_variables import ElsewhereError, allocate, describing, leave_to
@@ -42,7 +42,7 @@ def variables_of(group):
                 variable.assign([group.rank, 10.0 * place])
             else:
                 leave_to(variable, f"worker {place}")
-    return made, VariablesOfStages(Mesh(group, 1), places, made, "m")
+    return made, VariablesOfStages(PipelineMesh(group, side_by_side(group.size, 1)), places, made, "m")
 
 
 def test_the_leader_reads_and_assigns_all(ranks):
@@ -68,3 +68,16 @@ def test_broadcast_returns_owners_values_on_all_ranks(ranks):
         return [remote.broadcast(variable).tolist() for variable in variables]
 
     assert ranks(2)(work) == [[[0, 0], [1, 10], [0, 20]]] * 2
+
+
+def test_pipelines_of_one_process_each_have_all_stages(ranks):
+    """Each process of both pipelines has the variables of both workers, and gets the first one's values."""
+
+    def work(group):
+        made = [keras.Variable([10.0 * place + group.rank]) for place in range(3)]
+        places = Places(made, 0)
+        places.holds = lambda variable: True
+        VariablesOfStages(PipelineMesh(group, side_by_side(2, 2)), places, made, "m").equalize(made)
+        return [variable.numpy().tolist() for variable in made]
+
+    assert ranks(2)(work) == [[[0.0], [10.0], [20.0]]] * 2

@@ -207,7 +207,7 @@ def _traced(model_calls: ModelCalls, call: ModelCall, shapes: Mapping[int, tf.Te
     """Returns the graph of one call, before TensorFlow optimizes it."""
     keys = list(dict.fromkeys(call.inputs))
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(*values: tf.Tensor) -> Any:
         tensors = dict(zip(keys, values, strict=True))
         model_calls.run([call], tensors)

@@ -23,9 +23,9 @@ from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import Ability
 from tfdist.strategies.all_reduce import keras_weight_parts
-from tfdist.strategies.divided import weight_parts
+from tfdist.strategies.divided import split_axis, weight_parts
 from tfdist.strategies.divided.split_axis import Split, SplitAxis
-from tfdist.strategies.divided_abilities import KeepsParts
+from tfdist.strategies.divided_abilities import SplitsLayers
 
 _WHOLE_LAYERS = {"ColumnParallelDense": "Dense", "RowParallelDense": "Dense", "ParallelEmbedding": "Embedding"}
 
@@ -84,8 +84,11 @@ class SplitLayer(keras.layers.Layer):
                 "use a regularizer"
             )
         self._parts = parts
-        with keras_weight_parts.splitting(self._split(name)):
-            return super().add_weight(*arguments, **options)
+        split = self._split(name)
+        with keras_weight_parts.splitting(split):
+            weight = super().add_weight(*arguments, **options)
+        split_axis.ask_for(weight, split)
+        return weight
 
     def __call__(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
         """Calls the layer.
@@ -94,7 +97,7 @@ class SplitLayer(keras.layers.Layer):
             ValueError: the features of the inputs are on several processes, and the layer takes whole rows.
         """
         title = parallel_features.left_by(inputs)
-        if title and not getattr(self, "input_is_parallel", False):
+        if title and not self.takes_parts:
             raise ValueError(
                 f"{title} leaves features on several processes (gather_output=False), and {self._title()} takes whole "
                 "rows: use gather_output=True there, or RowParallelDense(input_is_parallel=True) here"
@@ -127,6 +130,16 @@ class SplitLayer(keras.layers.Layer):
         """Returns the layer's configuration."""
         return {**super().get_config(), "mesh_axis": self.mesh_axis}
 
+    @property
+    def leaves_parts(self) -> bool:
+        """Whether the layer leaves features of its outputs on several processes."""
+        return False
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether the layer takes inputs whose features are on several processes."""
+        return False
+
     def splits(self) -> list[tuple[Any, Split]]:
         """Returns the layer's weights that are split where there is a mesh, and how; the layer is built."""
         weights = ((getattr(self, name), self._split(name)) for name in self._cut)
@@ -153,13 +166,13 @@ class SplitLayer(keras.layers.Layer):
         extended = current_strategy.current(Ability)
         if extended is None:
             return 1
-        if isinstance(extended, KeepsParts):
+        if isinstance(extended, SplitsLayers):
             return extended.number_of_parts(self.mesh_axis)
         if tf.distribute.get_strategy().num_replicas_in_sync > 1:
             raise ValueError(
                 f"{self._title()} is split over the axis {self.mesh_axis!r} of a mesh: make it in the scope of "
-                f"AllReduceStrategy(mesh=tfdist.Mesh(…, {self.mesh_axis}=…)). The strategy in use has no mesh; there, "
-                f"use keras.layers.{_WHOLE_LAYERS.get(type(self).__name__, 'Dense')}"
+                f"AllReduceStrategy or PipelineStrategy(mesh=tfdist.Mesh(…, {self.mesh_axis}=…)). The strategy in use "
+                f"has no mesh; there, use keras.layers.{_WHOLE_LAYERS.get(type(self).__name__, 'Dense')}"
             )
         return 1
 
@@ -188,7 +201,7 @@ class _SplitDense(SplitLayer, keras.layers.Dense):
             return _features(inputs, self.compute_output_shape(inputs.shape)[-1])
         axis = _axis_of(self.kernel)
         if axis is None:
-            return super().call(inputs)
+            return super().call(inputs) if self._parts == 1 else self._without_parts(inputs)
         if isinstance(inputs, tf.SparseTensor):
             raise TypeError(f"{self._title()}: a split layer takes dense inputs; call tf.sparse.to_dense on them first")
         outputs = self._outputs(inputs, axis)
@@ -204,6 +217,19 @@ class _SplitDense(SplitLayer, keras.layers.Dense):
     def _outputs(self, inputs: Any, axis: SplitAxis) -> tf.Tensor:
         """Returns the outputs before the activation."""
         raise NotImplementedError
+
+    def _without_parts(self, inputs: Any) -> tf.Tensor:
+        """Returns what has the shape of the outputs, and takes as many operations, while no process has its parts yet.
+
+        Raises:
+            ValueError: the layer is to compute, and not only to tell its costs.
+        """
+        if tf.executing_eagerly():
+            raise ValueError(
+                f"{self._title()}: this process has no part of the weights yet: compile the model, or use a method of "
+                "it such as predict, before it is called itself"
+            )
+        return super().call(inputs)
 
     def _mask(self, mask: Any, axis: SplitAxis) -> Any:
         """Returns the mask of the outputs for that of the inputs."""
@@ -273,9 +299,14 @@ class ColumnParallelDense(_SplitDense):
     def __call__(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
         """Calls the layer, and notes whether its units are left on several processes."""
         outputs = super().__call__(inputs, *arguments, **options)
-        if self._parts > 1 and not self.gather_output:
+        if self.leaves_parts:
             parallel_features.leave(outputs, self._title())
         return outputs
+
+    @property
+    def leaves_parts(self) -> bool:
+        """Whether the layer leaves features of its outputs on several processes."""
+        return self._parts > 1 and not self.gather_output
 
     def exchanged(self, inputs: float, outputs: float, parts: int) -> float:
         """Returns the bytes that a process sends: inputs to all, and outputs by rows."""
@@ -291,6 +322,10 @@ class ColumnParallelDense(_SplitDense):
             return axis.leave(outputs, counts)
         axis.note(counts)
         return outputs
+
+    def _without_parts(self, inputs: Any) -> tf.Tensor:
+        outputs = super()._without_parts(inputs)
+        return outputs[..., : self.units // self._parts] if self.leaves_parts else outputs
 
     def _mask(self, mask: Any, axis: SplitAxis) -> Any:
         return mask if self.gather_output else axis.rows_of_all(mask, axis.noted(self._title()))
@@ -362,6 +397,11 @@ class RowParallelDense(_SplitDense):
         shape = config["input_shape"]
         self.build((*shape[:-1], shape[-1] // parts))
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether the layer takes inputs whose features are on several processes."""
+        return self.input_is_parallel
+
     def exchanged(self, inputs: float, outputs: float, parts: int) -> float:
         """Returns the bytes that a process sends: inputs by features, and terms of the outputs."""
         return 2 * (parts - 1) * (inputs / parts * (not self.input_is_parallel) + outputs)
@@ -374,6 +414,9 @@ class RowParallelDense(_SplitDense):
         (kernel,) = self._own(axis, self.kernel)
         outputs = axis.leave_summed(keras.ops.matmul(features, kernel), counts)
         return outputs if self.bias is None else keras.ops.add(outputs, self.bias)
+
+    def _without_parts(self, inputs: Any) -> tf.Tensor:
+        return super()._without_parts(tf.concat([inputs] * self._parts, -1) if self.takes_parts else inputs)
 
     def _mask(self, mask: Any, axis: SplitAxis) -> Any:
         return axis.own_rows(mask, axis.noted(self._title())) if self.input_is_parallel else mask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from tfdist.model_parallel.analysis import analysis_of
 from tfdist.model_parallel.call_graph import Call
 from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.model_parallel.partition import Partition, bytes_kept
+from tfdist.model_parallel.split_layers import SplitLayer
 from tfdist.model_parallel.splitting import split
 
 Cuts = Sequence[str] | Partition | Literal["flops", "memory"]
@@ -62,16 +64,48 @@ def ends_of(calls: ModelCalls, stages: int, cuts: Cuts) -> list[int]:
 
     Raises:
         ValueError: the model makes too few calls, lacks a named call, makes the calls in another order, or has other
-            calls than the partition; or the costs of its calls are unknown.
+            calls than the partition; the costs of its calls are unknown; or a cut is where features are on several
+            processes.
     """
+    ends = _ends_of(calls, stages, cuts)
+    possible = _possible_ends(calls)
+    for end in ends:
+        if end not in possible:
+            raise ValueError(
+                f"PipelineStrategy(cuts={cuts!r}): the features that {calls.calls[end - 1].name} leaves are on several "
+                "processes (gather_output=False), and go to a layer of the same stage: cut the model before or after "
+                "the layers between a ColumnParallelDense and its RowParallelDense(input_is_parallel=True)"
+            )
+    return ends
+
+
+def _possible_ends(calls: ModelCalls) -> list[int]:
+    """Returns where a stage may end: not where the features of a tensor that is sent would be on several processes."""
+    in_parts: set[int] = set()
+    for call in calls.calls:
+        of = call.operation
+        takes_parts = isinstance(of, SplitLayer) and of.takes_parts
+        if (isinstance(of, SplitLayer) and of.leaves_parts) or (not takes_parts and in_parts.intersection(call.inputs)):
+            in_parts.update(call.outputs)
+    ends = range(1, len(calls.calls) + 1)
+    return [end for end in ends if in_parts.isdisjoint(calls.needed_of(0, end))] if in_parts else list(ends)
+
+
+def _ends_of(calls: ModelCalls, stages: int, cuts: Cuts) -> list[int]:
     names = [call.name for call in calls.calls]
-    if stages > len(names):
-        raise ValueError(f"{stages} stages need at least as many calls of layers; this model makes {len(names)}")
     if isinstance(cuts, str):
+        possible = _possible_ends(calls)
+        if stages > len(possible):
+            apart = "" if len(possible) == len(names) else f", which can be cut in {len(possible) - 1} places"
+            raise ValueError(
+                f"{stages} stages need at least as many calls of layers; this model makes {len(names)}{apart}"
+            )
         costs = _costs(calls, cuts)
         # A small cost for each call, so that calls without a cost are spread over the stages, too.
         weighs = [float(bytes_kept(cost) if cuts == "memory" else cost.flops) for cost in costs]
-        return split([cost + 1e-6 * sum(weighs) / len(weighs) for cost in weighs], stages)
+        least = 1e-6 * sum(weighs) / len(weighs)
+        between = itertools.pairwise([0, *possible])
+        return [possible[end - 1] for end in split([_sum(weighs[begin:end], least) for begin, end in between], stages)]
     if isinstance(cuts, Partition):
         planned = [name for stage in cuts.stages for name in stage.calls]
         if planned != names:
@@ -87,6 +121,10 @@ def ends_of(calls: ModelCalls, stages: int, cuts: Cuts) -> list[int]:
             f"the first call; the model makes its calls in the order {', '.join(names)}"
         )
     return [*begins, len(names)]
+
+
+def _sum(costs: Sequence[float], least: float) -> float:
+    return sum(cost + least for cost in costs)
 
 
 def _costs(calls: ModelCalls, cuts: str) -> Sequence[Call]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,18 +17,22 @@ from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.pipeline import batch_sizes
 from tfdist.pipeline import cuts as model_cuts
 from tfdist.pipeline import placement as places
-from tfdist.pipeline.mesh import Mesh
+from tfdist.pipeline.mesh import PipelineMesh
 from tfdist.pipeline.model_steps import ModelSteps
 from tfdist.pipeline.placement import Placement
 from tfdist.pipeline.processes import PipelineCollectives
 from tfdist.pipeline.recording import Recording
+from tfdist.pipeline.split_weights import SplitWeights
 from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.table import Edge, Table
 from tfdist.pipeline.transport import Transport
 from tfdist.pipeline.variables_of_stages import VariablesOfStages
 from tfdist.private.models import initializer_of
+from tfdist.private.optimizers import variables_of
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
+from tfdist.strategies.divided import weight_parts
 from tfdist.strategies.divided.described_variables import is_described
+from tfdist.strategies.divided.optimizer_slots import optimizer_variables
 from tfdist.strategies.divided_abilities import HasStages
 
 _PIPELINED = "_tfdist_pipelined"
@@ -60,7 +65,9 @@ class PipelinedModel:
         self._own = tuple(range(len(self.table.rows))) if within else (mesh.worker,)
         if not within:
             places.lend(self.stages, self.table.workers)
-        self.placement = Placement(self.stages, self.table.workers, self._own, extended.devices_of_workers)
+        self.placement = Placement(
+            self.stages, self.table.workers, self._own, extended.devices_of_workers, extended.split_weights.allocate
+        )
         processes = None if within else PipelineCollectives(mesh.pipeline, name, extended.stopping)
         transport = None if within else Transport(Edges(mesh.pipeline), name)
         self.steps = ModelSteps(
@@ -74,12 +81,14 @@ class PipelinedModel:
             processes,
             self.placement.holds,
             extended.recording,
+            extended.split_weights,
         )
 
     def place(self) -> None:
         """Allocates this process's part of the model, its metrics and its optimizer, as far as they are made."""
         model = self._model
         if getattr(model, "optimizer", None) is not None:
+            self._extended.split_weights.check_updates(model.optimizer, model.trainable_variables)
             self.placement.add_slots(model.optimizer)
         variables = places.variables_of(model)
         new = [variable for variable in variables if is_described(variable)]
@@ -90,14 +99,19 @@ class PipelinedModel:
             for variable in new
             if len(self.placement.workers(variable)) > 1 or not self.placement.workers(variable)
         ]
-        begins = [variable for variable in shared if initializer_of(variable) is not None]
+        begins = [
+            variable
+            for variable in shared
+            if initializer_of(variable) is not None and weight_parts.of(variable) is None
+        ]
         with self._extended._container_strategy().scope():
             self.placement.place(variables)
         self.remote().equalize([variable for variable in begins if self._extended.mesh.workers > 1])
 
     def remote(self) -> VariablesOfStages:
         """Returns an object that reads and assigns variables of all processes."""
-        return VariablesOfStages(self._extended.mesh, self.placement, places.variables_of(self._model), self._name)
+        variables, parts = places.variables_of(self._model), self._extended.split_weights.owner
+        return VariablesOfStages(self._extended.mesh, self.placement, variables, self._name, parts)
 
 
 class PipelineExtended(AllReduceExtended, HasStages):
@@ -117,6 +131,7 @@ class PipelineExtended(AllReduceExtended, HasStages):
         checks_weights: whether `fit` compares the weights of pipelines after each epoch.
         keep_rows: whether sparse gradients keep every occurrence of a row.
         records: whether the times of training steps are recorded.
+        splits: whether layers are split over the mesh's axes.
 
     Attributes:
         mesh: as given.
@@ -126,12 +141,13 @@ class PipelineExtended(AllReduceExtended, HasStages):
         recomputes: as given.
         devices_of_workers: as given.
         recording: times of the last training steps of all models; None if they are not recorded.
+        split_weights: the weights of split layers.
     """
 
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        mesh: Mesh,
+        mesh: PipelineMesh,
         device: str,
         devices_of_workers: Sequence[str] | None,
         stages: int,
@@ -143,7 +159,9 @@ class PipelineExtended(AllReduceExtended, HasStages):
         checks_weights: bool = True,
         keep_rows: bool = True,
         records: bool = False,
+        splits: bool = False,
     ) -> None:
+        self.more = f", mesh={mesh.mesh}" if splits else ""
         super().__init__(strategy, mesh.replicas, [device], compressor, checks_weights, keep_rows)
         self.mesh = mesh
         self.stages = stages
@@ -152,7 +170,9 @@ class PipelineExtended(AllReduceExtended, HasStages):
         self.recomputes = recomputes
         self.devices_of_workers = devices_of_workers
         self.recording = Recording(mesh.pipeline) if records else None
-        self.over_updaters = Bridge(mesh.pipeline)
+        self.split_weights = SplitWeights(self, mesh, splits)
+        self.over_updaters = Bridge(mesh.all_processes if splits else mesh.pipeline)
+        self.over_parts = Bridge(mesh.replicas)
         self._micro_batches = micro_batches
         self._everyone = Exchange(mesh.all_processes)
         if mesh.workers > 1:
@@ -202,14 +222,36 @@ class PipelineExtended(AllReduceExtended, HasStages):
         """Returns the steps of a model in stages; see `HasStages`."""
         return self.of_model(model).steps
 
+    def number_of_parts(self, mesh_axis: str) -> int:
+        """Returns the number of parts of weights that are split over an axis of the mesh; see `SplitsLayers`."""
+        return self.split_weights.number_of_parts(mesh_axis)
+
+    def assign_part(self, variable: Any, value: Any) -> None:
+        """Assigns this process's part of a value, if it has a part of the variable; see `HasStages`."""
+        kept = weight_parts.of(variable)
+        if kept is not None:
+            kept.assign(value)
+
+    def per_process_variables(self, model: Any) -> list[Any]:
+        """Returns the variables that are split; see `DataParallel.per_process_variables`."""
+        return [variable for variable in places.variables_of(model) if weight_parts.of(variable) is not None]
+
+    @contextlib.contextmanager
+    def updating(self, optimizer: Any) -> Iterator[None]:
+        """Context in which an optimizer has this process's parts of its variables; see `DividesUpdates`."""
+        with weight_parts.only_parts([*variables_of(optimizer), *optimizer_variables(optimizer)]):
+            yield
+
     def place(self, model: Any) -> None:
         """Divides a model, and allocates this process's part of it; see `HasStages`."""
         self.of_model(model)
 
     def holds(self, model: Any, variable: Any) -> bool:
-        """Returns whether this process holds a variable; see `Ability.holds`."""
+        """Returns whether this process holds a variable, and all of it; see `Ability.holds`."""
         pipelined = _pipelined(model)
-        return not is_described(variable) if pipelined is None else pipelined.placement.holds(variable)
+        if pipelined is None or weight_parts.of(variable) is not None:
+            return not is_described(variable)
+        return pipelined.placement.holds(variable)
 
     def remote(self, model: Any) -> VariablesOfStages:
         """Returns an object that reads and assigns the variables of all processes; see `DividesUpdates`."""

@@ -30,7 +30,7 @@ from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall, WithPredictStep
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.divided import described_variables, divided_updates, weight_callbacks
+from tfdist.strategies.divided import described_variables, divided_updates, split_axis, weight_callbacks, weight_parts
 from tfdist.strategies.divided_abilities import HasStages
 from tfdist.thread_values import ThreadValue
 
@@ -99,6 +99,16 @@ class InStages(keras_hooks.ModelHooks[HasStages]):
     def predict_on_batch(self, call: TrainerCall) -> None:
         """Runs the prediction in stages."""
         call.replace(lambda: _predicted(call.model, _steps(call.model, self.extended), call.arguments["x"]))
+
+    def export(self, call: TrainerCall) -> None:
+        """Refuses to export a model whose layers are split.
+
+        Raises:
+            ValueError: a layer is split.
+        """
+        split = [variable for variable in call.model.variables if split_axis.asked_for(variable) is not None]
+        if split:
+            raise weight_parts.not_exported(split[0])
 
     def make_function(self, call: TrainerCall) -> None:
         """Runs training and test steps in stages."""
@@ -202,7 +212,7 @@ def _place_before_loading(original: Callable[..., Any]) -> Callable[..., Any]:
         _place_if_built(saveable, extended)
         if described_variables.can_assign():
             return original(saveable, *args, **kwargs)
-        with described_variables.assigning(lambda variable, value: None):
+        with described_variables.assigning(extended.assign_part):
             return original(saveable, *args, **kwargs)
 
     return _load_state
@@ -218,10 +228,11 @@ def _gather_weights(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self)
         _place_if_built(self, extended)
         if _own_weights_only.value:
-            return [
-                weight.numpy() if extended.holds(self, weight) else _RemoteWeight(weight.shape)
-                for weight in self.weights
-            ]
+            with weight_parts.only_parts(self.weights):
+                return [
+                    _RemoteWeight(weight.shape) if described_variables.is_elsewhere(weight) else weight.numpy()
+                    for weight in self.weights
+                ]
         return extended.values(self, self.weights)
 
     return get_weights
@@ -233,12 +244,13 @@ def _assign_held_weights(original: Callable[..., Any]) -> Callable[..., Any]:
         if extended is None:
             return original(self, weights)
         _place_if_built(self, extended)
-        if any(isinstance(weight, _RemoteWeight) for weight in weights):
-            for variable, value in zip(self.weights, weights, strict=True):
-                if not isinstance(value, _RemoteWeight):
-                    variable.assign(value)
+        if _own_weights_only.value or any(isinstance(weight, _RemoteWeight) for weight in weights):
+            with weight_parts.only_parts(self.weights):
+                for variable, value in zip(self.weights, weights, strict=True):
+                    if not isinstance(value, _RemoteWeight):
+                        variable.assign(value)
             return None
-        with described_variables.assigning(lambda variable, value: None):
+        with described_variables.assigning(extended.assign_part):
             return original(self, weights)
 
     return set_weights

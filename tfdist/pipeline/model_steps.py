@@ -16,6 +16,7 @@ from tfdist.pipeline.micro_batches import MicroBatches
 from tfdist.pipeline.objective import Objective
 from tfdist.pipeline.processes import PipelineCollectives
 from tfdist.pipeline.recording import Recording
+from tfdist.pipeline.split_weights import SplitWeights
 from tfdist.pipeline.stage_state import Noting
 from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.step import PipelinedStep
@@ -26,7 +27,6 @@ from tfdist.private.keras import layer, tree
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
-from tfdist.strategies.divided import divided_updates
 from tfdist.strategies.keras import keras_losses
 from tfdist.strategies.keras.keras_variables import unnoted
 from tfdist.thread_values import ThreadValue
@@ -65,6 +65,7 @@ class ModelSteps:
         processes: the processes of the pipeline; None if all its workers are in this process.
         holds: returns whether this process holds a variable.
         recording: takes the times of training steps; None if they are not recorded.
+        split_weights: the weights of split layers; None if all processes of a stage have its weights whole.
 
     Attributes:
         predict_in_graph: `predict` as a TensorFlow function.
@@ -85,6 +86,7 @@ class ModelSteps:
         processes: PipelineCollectives | None = None,
         holds: Callable[[Any], bool] = lambda variable: True,
         recording: Recording | None = None,
+        split_weights: SplitWeights | None = None,
     ) -> None:
         install()
         dry_run(table)
@@ -100,6 +102,7 @@ class ModelSteps:
         self._processes = processes
         self._holds = holds
         self._recording = recording
+        self._split_weights = split_weights
         self._last = table.workers[-1]
         self.predict_in_graph = tf.function(self.predict, reduce_retracing=True, autograph=False)
         self._ends_here = self._last in self._workers
@@ -226,10 +229,12 @@ class ModelSteps:
             dense_gradients = [_dense(gradients[id(weight)], weight) for weight in variables]
             sums = self._processes.summed(dense_gradients, workers, [weight.path for weight in variables])
             gradients.update({id(weight): total for weight, total in zip(variables, sums, strict=True)})
-        pairs = [(gradients[id(weight)], weight) for weight in held]
-        parts = [1.0 / max(1, len(self._workers_of(weight))) for gradient, weight in pairs if gradient is not None]
-        with divided_updates.gradient_shares(parts):
-            optimizer.apply_gradients(pairs)
+        given = [gradients[id(weight)] for weight in held]
+        if self._split_weights is None:
+            optimizer.apply_gradients(zip(given, held, strict=True))
+            return
+        copies = [self._split_weights.copies(weight, self._workers_of(weight)) for weight in held]
+        self._split_weights.update(optimizer, given, held, copies)
 
     def _workers_of(self, variable: Any) -> tuple[int, ...]:
         """Returns the workers that hold a variable."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.pipeline.micro_batches import MicroBatches, logits_of
+from tfdist.strategies.divided import weight_parts
 
 Loss = Callable[[list[Any], int | None], tf.Tensor]
 """Function that computes a loss from the model's outputs and a micro-batch's number, or None for the whole batch."""
@@ -107,7 +108,7 @@ class Objective:
             tape.watch([source for source in sources if source.dtype.is_floating or source.dtype.is_complex])
             loss = self._loss(outputs, number)
         self.losses.append(tf.cast(loss, tf.float32) * tf.cast(weight, tf.float32))
-        values = [source.value for source in self._variables]
+        values = [weight_parts.source_of(source) for source in self._variables]
         upstream = tf.cast(weight * tf.cast(self.scale, tf.float64), loss.dtype)
         gradients = iter(tape.gradient(loss, [*sources, *values], output_gradients=upstream))
         of_outputs = [next(gradients) for _ in outputs]

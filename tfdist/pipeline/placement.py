@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,7 +11,7 @@ import keras
 from tfdist.model_parallel.model_calls import trainable_variables
 from tfdist.pipeline.stages import Stages
 from tfdist.strategies.devices import requested_device
-from tfdist.strategies.divided import described_variables, optimizer_slots
+from tfdist.strategies.divided import described_variables, optimizer_slots, split_axis
 
 
 class Placement:
@@ -22,15 +22,22 @@ class Placement:
         workers: number of the worker of each stage.
         own: numbers of this process's workers.
         devices: device of each worker; None for the default device.
+        allocate: allocates a variable that workers hold, or this process's part of it.
 
     Attributes:
         own: as given.
     """
 
     def __init__(
-        self, stages: Stages, workers: Sequence[int], own: Iterable[int], devices: Sequence[str] | None
+        self,
+        stages: Stages,
+        workers: Sequence[int],
+        own: Iterable[int],
+        devices: Sequence[str] | None,
+        allocate: Callable[[Any, Sequence[int]], None] = lambda variable, _: described_variables.allocate(variable),
     ) -> None:
         self.own = frozenset(own)
+        self._allocate = allocate
         self._devices = devices
         self._workers: dict[int, tuple[Any, tuple[int, ...]]] = {}
         for stage in range(stages.count):
@@ -67,6 +74,8 @@ class Placement:
             self.add_slots(inner)
         for variable, slot in optimizer_slots.slots_by_variable(optimizer):
             self._workers[id(slot)] = slot, self.workers(variable)
+            if slot.shape == variable.shape:
+                split_axis.ask_for(slot, split_axis.asked_for(variable))
 
     def place(self, variables: Iterable[Any]) -> None:
         """Allocates the variables that this process holds, and leaves the others to their workers.
@@ -78,7 +87,7 @@ class Placement:
             workers = self.workers(variable)
             if self.holds(variable):
                 with self._on_device(workers):
-                    described_variables.allocate(variable)
+                    self._allocate(variable, workers)
             elif not described_variables.is_elsewhere(variable):
                 described_variables.leave_to(variable, f"worker {workers[0]} of the pipeline")
 
@@ -105,7 +114,8 @@ def lend(stages: Stages, workers: Sequence[int]) -> None:
     trained = trainable_variables([layer for stage in range(stages.count) for layer in stages.layers(stage)])
     if not trained:
         return
-    smallest = min(trained, key=lambda variable: variable.shape.num_elements())
+    whole = [variable for variable in trained if split_axis.asked_for(variable) is None]
+    smallest = min(whole or trained, key=lambda variable: variable.shape.num_elements())
     held = {workers[stage] for variable in trained for stage in stages.homes[id(variable)]}
     for stage, worker in enumerate(workers):
         if worker not in held:

@@ -25,6 +25,7 @@ from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.table import Table
 from tfdist.pipeline.transport import Transport
 from tfdist.private.keras import backend
+from tfdist.strategies.divided import weight_parts
 
 
 @dataclass
@@ -385,7 +386,9 @@ class PipelinedStep:
             self.added_losses.append(tf.cast(loss, tf.float32))
             if self._objective is not None:
                 scale = tf.cast(self._objective_scale(), loss.dtype)
-                self.gradients.add(variable, tape.gradient(loss, variable.value, output_gradients=scale))
+                self.gradients.add(
+                    variable, tape.gradient(loss, weight_parts.source_of(variable), output_gradients=scale)
+                )
 
     def _weights(self, action: Action, taken: list[dict[int, Any]]) -> list[Any]:
         stage, _, number = action
@@ -404,7 +407,7 @@ class PipelinedStep:
         """Computes gradients of what calls took, and of variables."""
         logits = [logits_of(kept.values[key]) for key in part.of_logits]
         targets = [kept.values[key] for key in part.upstream] + logits + part.losses
-        wanted = [kept.values[key] for key in sources] + [variable.value for variable in variables]
+        wanted = [kept.values[key] for key in sources] + [weight_parts.source_of(variable) for variable in variables]
         if not targets or not wanted:
             return [None] * len(sources), [None] * len(variables)
         weight = self._batch.weight(number)

@@ -24,10 +24,11 @@ from tfdist.pipeline import keras_pipelines, schedules  # noqa: E402
 from tfdist.pipeline.actions import Action, ActionKind  # noqa: E402
 from tfdist.pipeline.dry_run import PipelineTimeline, dry_run  # noqa: E402
 from tfdist.pipeline.extended import PipelineExtended  # noqa: E402
-from tfdist.pipeline.mesh import Mesh  # noqa: E402
+from tfdist.pipeline.mesh import STAGE, PipelineMesh, side_by_side  # noqa: E402
 from tfdist.pipeline.table import Edge, Table  # noqa: E402
 from tfdist.runtime import world  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
+from tfdist.runtime.mesh import Mesh  # noqa: E402
 from tfdist.strategies.devices import device_names  # noqa: E402
 from tfdist.strategies.devices.devices import own_devices  # noqa: E402
 from tfdist.strategies.divided import described_variables  # noqa: E402
@@ -86,6 +87,8 @@ class PipelineStrategy(tf.distribute.Strategy):
             them.
         group: the processes that train this model together, including this one; by default all of the job.
         record: whether the times of training steps are recorded; see `recorded`.
+        mesh: the processes as a `tfdist.Mesh`, in place of ``data``: pipelines are along its axis ``"stage"``, and side
+            by side along its others, over which layers of `tfdist.layers` are split; see ``docs/split_layers.md``.
 
     Raises:
         DeadlockError: the workers of a table of your own would wait for each other.
@@ -112,7 +115,9 @@ class PipelineStrategy(tf.distribute.Strategy):
         sum_sparse_rows: bool = False,
         group: Group | None = None,
         record: bool = False,
+        mesh: Mesh | None = None,
     ) -> None:
+        _check_mesh(mesh, data, compression)
         for name, value in (("stages", stages), ("micro_batches", micro_batches), ("data", data)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"PipelineStrategy({name}=…) must be an integer of at least 1; got {value!r}")
@@ -127,34 +132,38 @@ class PipelineStrategy(tf.distribute.Strategy):
         keras_pipelines.install()
         self._cluster_resolver = cluster_resolver or discovery.resolver_of(cluster)
         training_group = entered.group if group is None else entered.group.subgroup(group.members())
-        mesh = Mesh(training_group.using(algorithm, calibration.agreed(training_group, algorithm)), data)
+        processes = PipelineMesh(
+            training_group.using(algorithm, calibration.agreed(training_group, algorithm)),
+            side_by_side(training_group.size, data) if mesh is None else mesh,
+        )
         chosen = own_devices(devices, entered.local_rank, entered.local_size)
-        if mesh.workers > 1 and len(chosen) > 1:
+        if processes.workers > 1 and len(chosen) > 1:
             if devices is not None:
                 raise ValueError(
-                    f"PipelineStrategy(devices=…) must name one device, as the stages are on {mesh.workers} processes; "
-                    f"got {list(devices)}"
+                    f"PipelineStrategy(devices=…) must name one device, as the stages are on {processes.workers} "
+                    f"processes; got {list(devices)}"
                 )
             chosen = chosen[:1]
-        workers = _number_of_workers(schedule, stages, mesh, len(chosen))
-        part = "" if mesh.workers == 1 else f"worker-{mesh.worker}-"
+        workers = _number_of_workers(schedule, stages, processes, len(chosen))
+        part = "" if processes.workers == 1 else f"worker-{processes.worker}-"
         self._table = _table_of(schedule, stages, micro_batches, workers)
         self._dry_run = dry_run(self._table(_chain(stages)), _cost)  # raises DeadlockError before anything starts
         super().__init__(
             PipelineExtended(
                 self,
-                mesh,
+                processes,
                 chosen[0],
-                [chosen[worker % len(chosen)] for worker in range(workers)] if mesh.workers == 1 else None,
+                [chosen[worker % len(chosen)] for worker in range(workers)] if processes.workers == 1 else None,
                 stages,
                 micro_batches,
                 cuts,
                 self._table,
                 recompute,
-                None if compression is None else Compressor(compression, mesh.replica, mesh.data, part=part),
+                None if compression is None else Compressor(compression, processes.replica, processes.data, part=part),
                 check_weights,
                 not sum_sparse_rows,
                 record,
+                mesh is not None,
             )
         )
 
@@ -211,6 +220,28 @@ class PipelineStrategy(tf.distribute.Strategy):
         return self.extended.recording.timeline(step)
 
 
+def _check_mesh(mesh: Any, data: int, compression: object) -> None:
+    """Checks the arguments that a mesh replaces or excludes.
+
+    Raises:
+        TypeError: the mesh is of another type.
+        ValueError: a mesh is given with what it does not work with.
+    """
+    if mesh is None:
+        return
+    if not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"PipelineStrategy(mesh=…) must be a tfdist.Mesh, such as Mesh({STAGE}=2, model=2); got {mesh!r}"
+        )
+    if data != 1:
+        raise ValueError(
+            f"PipelineStrategy(mesh={mesh}) has its pipelines side by side along the axes other than {STAGE!r}: give "
+            f"their number as an axis, such as Mesh({STAGE}=…, data={data}), and not as data={data}"
+        )
+    if compression is not None:
+        raise ValueError(f"PipelineStrategy: mesh={mesh} does not work with compression=")
+
+
 def _chain(stages: int) -> list[Edge]:
     return [(stage, stage + 1) for stage in range(stages - 1)]
 
@@ -220,7 +251,7 @@ def _cost(action: Action) -> float:
     return 2.0 if action.kind is ActionKind.BACKWARD else 1.0
 
 
-def _number_of_workers(schedule: Any, stages: int, mesh: Mesh, devices: int) -> int:
+def _number_of_workers(schedule: Any, stages: int, mesh: PipelineMesh, devices: int) -> int:
     """Returns the number of workers, each with a row of the table.
 
     Raises:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.engine.exchange import Exchange
-from tfdist.pipeline.mesh import Mesh
+from tfdist.pipeline.mesh import PipelineMesh
 from tfdist.pipeline.placement import Placement
 from tfdist.sharding import Ownership
+from tfdist.strategies.divided import weight_parts
 from tfdist.strategies.divided.remote_variables import RemoteVariables
 from tfdist.tensors import unnumbered
 
@@ -25,12 +26,22 @@ class VariablesOfStages(RemoteVariables):
         placement: the workers that hold each variable.
         variables: all variables, in the same order on all processes.
         name: name of the model.
+        parts: returns the processes that have each part of a variable, given the workers that hold it; None if it is
+            not split.
     """
 
-    def __init__(self, mesh: Mesh, placement: Placement, variables: Sequence[Any], name: str) -> None:
-        super().__init__(mesh.all_processes, self._holder, variables, name)
+    def __init__(
+        self,
+        mesh: PipelineMesh,
+        placement: Placement,
+        variables: Sequence[Any],
+        name: str,
+        parts: Callable[[Any, Sequence[int]], Ownership | None] = lambda variable, workers: None,
+    ) -> None:
+        super().__init__(mesh.all_processes, self._holder, variables, name, _own)
         self._mesh = mesh
         self._placement = placement
+        self._parts = parts
 
     def equalize(self, variables: Sequence[Any]) -> None:
         """Gives all processes that hold a variable the value of the first of them.
@@ -41,7 +52,7 @@ class VariablesOfStages(RemoteVariables):
         mesh = self._mesh
         for variable in variables:
             workers = self._placement.workers(variable) or range(mesh.workers)
-            ranks = tuple(mesh.rank(worker, replica) for worker in workers for replica in range(mesh.data))
+            ranks = tuple(dict.fromkeys(rank for worker in workers for rank in mesh.ranks(worker)))
             if len(ranks) == 1 or mesh.all_processes.rank not in ranks:
                 continue
             value = tf.convert_to_tensor(variable.value)
@@ -65,4 +76,11 @@ class VariablesOfStages(RemoteVariables):
         return Exchange(self._mesh.pipeline).broadcast(value, workers[0]).numpy()
 
     def _holder(self, variable: Any) -> Ownership:
-        return Ownership(self._mesh.rank(self._placement.workers(variable)[0], 0))
+        workers = self._placement.workers(variable)
+        return self._parts(variable, workers) or Ownership(self._mesh.rank(workers[0], 0))
+
+
+def _own(variable: Any) -> Any:
+    """Returns this process's part of a variable that it holds."""
+    kept = weight_parts.of(variable)
+    return variable if kept is None else kept.copy

@@ -26,9 +26,11 @@ class DividesUpdates(DataParallel):
 
     Attributes:
         over_updaters: bridge that reduces tensors over the processes that update the variables of one model together.
+        over_parts: bridge that reduces tensors over the processes that have the parts of the same weights.
     """
 
     over_updaters: Bridge
+    over_parts: Bridge
     _leads = False
     """Whether this process, the writer, runs an action of `run_on_writer`."""
 
@@ -132,7 +134,22 @@ class DealsVariables(DividesUpdates):
         """
 
 
-class KeepsParts(DealsVariables):
+class SplitsLayers(DataParallel):
+    """A strategy that splits layers over the axes of a mesh, if it has one."""
+
+    @abc.abstractmethod
+    def number_of_parts(self, mesh_axis: str) -> int:
+        """Returns the number of parts of weights that are split over an axis of the mesh.
+
+        Args:
+            mesh_axis: name of the axis.
+
+        Raises:
+            ValueError: the strategy has no mesh, or the mesh no such axis.
+        """
+
+
+class KeepsParts(DealsVariables, SplitsLayers):
     """A strategy whose processes each keep a part of some weights of a model."""
 
     @abc.abstractmethod
@@ -151,17 +168,6 @@ class KeepsParts(DealsVariables):
         """
 
     @abc.abstractmethod
-    def number_of_parts(self, mesh_axis: str) -> int:
-        """Returns the number of parts of weights that are split over an axis of the mesh.
-
-        Args:
-            mesh_axis: name of the axis.
-
-        Raises:
-            ValueError: the strategy has no mesh, or the mesh no such axis.
-        """
-
-    @abc.abstractmethod
     def initial_value(self, variable: Any, value: Any) -> tf.Tensor:
         """Returns the chief's initial value of a weight.
 
@@ -171,7 +177,7 @@ class KeepsParts(DealsVariables):
         """
 
 
-class HasStages(DividesUpdates):
+class HasStages(DividesUpdates, SplitsLayers):
     """A strategy that divides a model into stages, of which this process may hold only some."""
 
     calls_host_in_steps = True
@@ -205,6 +211,15 @@ class HasStages(DividesUpdates):
 
         Args:
             model: a Keras model that is built.
+        """
+
+    @abc.abstractmethod
+    def assign_part(self, variable: Any, value: Any) -> None:
+        """Assigns this process's part of a value to a variable that it does not have whole, if it has a part.
+
+        Args:
+            variable: variable of a model, or of an optimizer.
+            value: value of the whole variable.
         """
 
     @abc.abstractmethod

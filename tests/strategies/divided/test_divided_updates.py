@@ -71,10 +71,10 @@ def test_rows_are_clipped_by_the_norm_of_the_whole_gradient(ranks, monkeypatch):
     divided_updates.install()
 
     def work(group):
-        thread_local.stages = types.SimpleNamespace(over_updaters=Bridge(group))
+        thread_local.stages = types.SimpleNamespace(over_parts=Bridge(group))
         rows = tf.constant([[3.0], [0.0]] if group.rank else [[0.0], [4.0]])
         slices = tf.IndexedSlices(rows / 10, tf.constant([0, 1]), tf.constant([2, 1]))
-        with divided_updates.gradient_shares([1.0] * 3, [True, False, True]):
+        with divided_updates.gradient_shares([1.0] * 3, [1.0, 0.0, 1.0]):
             dense, own, sparse = keras.optimizers.SGD(clipnorm=1.0)._clip_gradients([rows, tf.constant([2.0]), slices])
         return dense.numpy().ravel(), own.numpy(), tf.convert_to_tensor(sparse).numpy().ravel()
 
@@ -82,6 +82,21 @@ def test_rows_are_clipped_by_the_norm_of_the_whole_gradient(ranks, monkeypatch):
         np.testing.assert_allclose(dense, np.array(rows) / 5)
         np.testing.assert_allclose(own, [1.0])
         np.testing.assert_allclose(sparse, np.array(rows) / 10, err_msg="its norm is 0.5")
+
+
+def test_parts_that_several_processes_have_are_clipped_once(ranks, monkeypatch):
+    """Four processes are two pairs, each of which has both parts of a gradient of norm 5."""
+    thread_local = threading.local()
+    monkeypatch.setattr(divided_updates.current_strategy, "current", lambda ability: thread_local.stages)
+    divided_updates.install()
+
+    def work(group):
+        thread_local.stages = types.SimpleNamespace(over_parts=Bridge(group))
+        with divided_updates.gradient_shares([0.25], [0.5]):
+            (part,) = keras.optimizers.SGD(clipnorm=1.0)._clip_gradients([tf.constant([3.0 + group.rank % 2])])
+        return part.numpy().tolist()
+
+    assert ranks(4)(work) == [[pytest.approx(0.6)], [pytest.approx(0.8)]] * 2
 
 
 def test_variables_that_their_gradients_replace_have_no_average():

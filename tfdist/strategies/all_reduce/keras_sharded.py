@@ -144,7 +144,8 @@ def _by_owners(original: Callable[..., Any]) -> Callable[..., Any]:
         dealing.refresh()
         of_own = [dealing.owner(trainable_variables[place]) for place in own]
         fractions = [1 / owner.copies(dealing.processes) for owner in of_own]
-        shares = divided_updates.gradient_shares(fractions, [owner.is_cut for owner in of_own])
+        of_parts = [fraction * owner.is_cut for fraction, owner in zip(fractions, of_own, strict=True)]
+        shares = divided_updates.gradient_shares(fractions, of_parts)
         with dealing.parts(), keras_optimizers.summed_before(), shares:
             original(self, [sums[place] for place in own], [trainable_variables[place] for place in own])
         changed = variables_of(self) if self.use_ema else trainable_variables

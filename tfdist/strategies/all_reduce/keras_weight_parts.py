@@ -79,10 +79,7 @@ class InParts(keras_hooks.ModelHooks[KeepsParts]):
         """
         in_parts = [variable for variable in call.model.variables if weight_parts.of(variable) is not None]
         if in_parts:
-            raise ValueError(
-                f"export: no process has all of the weight {in_parts[0].path}. Save the model, load it outside of the "
-                "scope, and export that."
-            )
+            raise weight_parts.not_exported(in_parts[0])
 
 
 def _which_may_be_cut(original: Callable[..., Any]) -> Callable[..., Any]:

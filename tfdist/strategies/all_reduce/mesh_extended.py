@@ -16,7 +16,7 @@ from tfdist.strategies.divided import weight_parts
 from tfdist.strategies.divided.dealing import Dealing, contained
 from tfdist.strategies.divided.footprint import split_footprint_of
 from tfdist.strategies.divided.gathering import Collectives
-from tfdist.strategies.divided.split_axis import Split, SplitAxis
+from tfdist.strategies.divided.split_axis import MeshAxes, Split
 
 
 class MeshExtended(WeightPartsExtended):
@@ -43,9 +43,8 @@ class MeshExtended(WeightPartsExtended):
     ) -> None:
         mesh.check_size(group.size)
         self.more = f", mesh={mesh}, shard={shard!r}"
-        self._mesh = mesh
         self._shard = shard
-        self._axes: dict[str, SplitAxis] = {}
+        self._axes = MeshAxes(mesh, group)
         super().__init__(strategy, group, *arguments, gather=gather)
         if shard != "weights":
             self.divides = lambda _: False
@@ -54,12 +53,12 @@ class MeshExtended(WeightPartsExtended):
         """Returns the part of a new weight that each process keeps, and its collectives; see `KeepsParts`."""
         if split is None:
             return super().parts_of_new(variable, None)
-        axis = self._axis(split.mesh_axis)
+        axis = self._axes.axis(split.mesh_axis)
         return None if axis.size == 1 else (axis.owner(tuple(variable.shape), split), axis)
 
     def number_of_parts(self, mesh_axis: str) -> int:
         """Returns the number of parts of weights that are split over an axis of the mesh; see `KeepsParts`."""
-        return self._axis(mesh_axis).size
+        return self._axes.axis(mesh_axis).size
 
     def deal(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Deals the variables of an optimizer, if that is wanted or some weights are split; see `DealsVariables`."""
@@ -71,21 +70,9 @@ class MeshExtended(WeightPartsExtended):
             self.check_updates(optimizer, variables)
             self._dealings[optimizer] = Dealing(variables, self.group.size, self.group.rank, deals=False)
 
-    def _axis(self, name: str) -> SplitAxis:
-        if name not in self._axes:
-            mesh, group = self._mesh, self.group
-            self._axes[name] = SplitAxis(
-                name,
-                group,
-                group.subgroup(mesh.along(name, group.rank)),
-                group.subgroup(mesh.across(name, group.rank)),
-                [mesh.place(name, rank) for rank in range(group.size)],
-            )
-        return self._axes[name]
-
     def tell(self, optimizer: Any, dealing: Dealing, strays: Sequence[Any]) -> None:
         """Tells what split weights and the optimizer's variables for them take."""
         if self._shard is not None or strays:
             super().tell(optimizer, dealing, strays)
             return
-        notice("tfdist: %s: %s", self._mesh, split_footprint_of(dealing))
+        notice("tfdist: %s: %s", self._axes.mesh, split_footprint_of(dealing))

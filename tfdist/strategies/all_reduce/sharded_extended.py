@@ -54,7 +54,7 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         keras_sharded.install()
-        self.over_updaters = Bridge(self.group)
+        self.over_updaters = self.over_parts = Bridge(self.group)
         self.owned = Owned(self.group)
         self._dealings: weakref.WeakKeyDictionary[Any, Dealing] = weakref.WeakKeyDictionary()
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()

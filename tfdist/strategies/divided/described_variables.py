@@ -152,13 +152,15 @@ def is_described(variable: Any) -> bool:
     return getattr(variable, "_value", variable) is None
 
 
-def allocate(variable: Any) -> None:
-    """Allocates a variable that has no memory, with the value that its initializer makes.
+def allocate(variable: Any, initializer: Any = None) -> None:
+    """Allocates a variable that has no memory, with the value that an initializer makes.
 
     Args:
         variable: a Keras variable; the caller is in the scope of its strategy.
+        initializer: by default, the variable's own.
     """
     if is_described(variable):
+        variable._initializer = initializer or variable._initializer
         trainable, variable.trainable = variable.trainable, getattr(variable, _TRAINABLE, variable.trainable)
         try:
             with _describes.set_to(False):
@@ -249,11 +251,13 @@ def leave(variable: Any, place: str, read: Read | None = None, assign: Assign | 
 
 
 def describe(variable: Any) -> None:
-    """Gives a new variable the key by which optimizers know it, whether it has a value or not.
+    """Gives a variable the key by which optimizers know it, unless it has one, whether it has a value or not.
 
     Args:
         variable: a Keras variable.
     """
+    if hasattr(variable, _KEY):
+        return
     setattr(variable, _KEY, f"described {next(_numbers)}")
     setattr(variable, _TRAINABLE, variable.trainable)
 
@@ -276,8 +280,7 @@ def _keep_deferred(original: Callable[..., Any]) -> Callable[..., Any]:
     def _deferred_initialize(self: Any) -> None:
         if not _describes.value:
             return original(self)
-        if not hasattr(self, _KEY):
-            describe(self)
+        describe(self)
         return None
 
     return _deferred_initialize

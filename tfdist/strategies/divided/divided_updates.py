@@ -28,11 +28,12 @@ class _GradientShares(NamedTuple):
 
     Attributes:
         parts: fraction that each gradient counts; None outside of `gradient_shares`.
-        cut: whether each gradient is one of rows, of which other processes have others.
+        cut: fraction that each gradient of a part counts among the processes that have the weight's parts; 0 for that
+            of a whole weight.
     """
 
     parts: Sequence[float] | None = None
-    cut: Sequence[bool] = ()
+    cut: Sequence[float] = ()
 
 
 _counted = ThreadValue(_GradientShares())
@@ -52,12 +53,13 @@ def install() -> None:
         replace(keras.callbacks.SwapEMAWeights, name, _swapping_own_variables)
 
 
-def gradient_shares(parts: Sequence[float], cut: Sequence[bool] = ()) -> contextlib.AbstractContextManager[None]:
+def gradient_shares(parts: Sequence[float], cut: Sequence[float] = ()) -> contextlib.AbstractContextManager[None]:
     """Context in which an optimizer gets the gradients of the variables that this process updates.
 
     Args:
         parts: fraction that each gradient counts here; 1/n for a weight that n processes update.
-        cut: whether each gradient is one of a part, of which other processes have others; by default none is.
+        cut: fraction that each gradient of a part counts among the processes of ``over_parts``, 1/n if n of them have
+            the same part; 0 for that of a whole weight. By default all weights are whole.
     """
     return _counted.set_to(_GradientShares(parts, cut))
 
@@ -83,12 +85,12 @@ def _clipped_over_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def _clip_gradients(self: Any, grads: Sequence[Any]) -> Any:
         extended = current_strategy.current(DividesUpdates)
-        cut = [place for place, is_cut in enumerate(_counted.value.cut) if is_cut]
-        parts = _counted.value.parts
-        if not self.clipnorm or self.clipnorm <= 0 or extended is None or parts is None or not cut:
+        fractions = _counted.value.cut
+        cut = [place for place, fraction in enumerate(fractions) if fraction]
+        if not self.clipnorm or self.clipnorm <= 0 or extended is None or not cut:
             return original(self, grads)
-        here = tf.stack([tf.constant(parts[place], tf.float64) * _square(grads[place]) for place in cut])
-        squares = extended.over_updaters.all_reduce([here], names=["the norms of gradients in rows"])[0]
+        here = tf.stack([tf.constant(fractions[place], tf.float64) * _square(grads[place]) for place in cut])
+        squares = extended.over_parts.all_reduce([here], names=["the norms of gradients of parts"])[0]
         clipped = list(grads)
         for place, square in zip(cut, tf.unstack(squares), strict=True):
             limit = tf.constant(self.clipnorm, tf.float64)

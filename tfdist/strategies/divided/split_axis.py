@@ -25,6 +25,7 @@ from tfdist.engine.bridge import Bridge
 from tfdist.engine.group import ProcessGroup
 from tfdist.engine.slices import Slices
 from tfdist.private import tensorflow as private
+from tfdist.runtime.mesh import Mesh
 from tfdist.sharding import Ownership, even_bounds
 from tfdist.strategies import current_strategy
 from tfdist.strategies.divided.gathering import Collectives
@@ -33,6 +34,8 @@ from tfdist.strategies.keras import collective_gradients
 
 Map = Callable[[tf.Tensor, Any], tuple[tf.Tensor, tf.Tensor]]
 """Linear map of a batch that is divided over processes, given the rows of each or None; returns these, too."""
+_SPLIT = "_tfdist_split"
+"""Attribute of a Keras variable: the `Split` that its layer asks for."""
 _COUNTS = "_tfdist_counts"
 """Attribute of a graph: by axis, the counts of the last batch in it whose features were left in parts."""
 
@@ -52,6 +55,25 @@ class Split:
     axis: int
     layer: str
     elements: str
+
+
+def ask_for(variable: Any, split: Split | None) -> None:
+    """Notes how a variable is to be split, where its strategy splits it later than it is made.
+
+    Args:
+        variable: weight of a layer, or a variable that an optimizer keeps for it.
+        split: how; None leaves it whole.
+    """
+    setattr(variable, _SPLIT, split)
+
+
+def asked_for(variable: Any) -> Split | None:
+    """Returns how a variable is to be split; None if it stays whole.
+
+    Args:
+        variable: a Keras variable.
+    """
+    return getattr(variable, _SPLIT, None)
 
 
 def owner_of(shape: Sequence[int], split: Split, parts: int, places: Sequence[int]) -> Ownership:
@@ -76,14 +98,53 @@ def owner_of(shape: Sequence[int], split: Split, parts: int, places: Sequence[in
     return Ownership(None, even_bounds(length, parts), split.axis, tuple(places))
 
 
+class MeshAxes:
+    """The axes of a mesh over which layers are split, each with its collectives.
+
+    Args:
+        mesh: the mesh.
+        group: its processes.
+        sums_copies: whether gradients are summed over the processes that have copies of a part when they leave the
+            tape; otherwise the strategy does so later.
+
+    Attributes:
+        mesh: as given.
+    """
+
+    def __init__(self, mesh: Mesh, group: ProcessGroup, sums_copies: bool = True) -> None:
+        self.mesh = mesh
+        self._group = group
+        self._sums_copies = sums_copies
+        self._axes: dict[str, SplitAxis] = {}
+
+    def axis(self, name: str) -> SplitAxis:
+        """Returns an axis.
+
+        Args:
+            name: its name.
+
+        Raises:
+            ValueError: the mesh has no such axis.
+        """
+        if name not in self._axes:
+            mesh, group = self.mesh, self._group
+            along = group.subgroup(mesh.along(name, group.rank))
+            everyone, across = group, group.subgroup(mesh.across(name, group.rank))
+            if not self._sums_copies:
+                everyone, across = along, group.subgroup((group.rank,))
+            places = [mesh.place(name, rank) for rank in range(group.size)]
+            self._axes[name] = SplitAxis(name, everyone, along, across, places)
+        return self._axes[name]
+
+
 class SplitAxis(Collectives):
     """The processes along one axis of a mesh, and the collectives of layers and weights that are split over them.
 
     Args:
         name: name of the axis.
-        everyone: all processes of the mesh.
+        everyone: the processes over which gradients of whole weights are summed.
         along: the processes along the axis through this one.
-        across: the processes that have the same parts as this one.
+        across: the processes over which gradients of parts are summed, which have the same parts as this one.
         places: the place along the axis of each process of the mesh.
     """
 

@@ -114,14 +114,36 @@ def of(variable: Any) -> WeightPart | None:
     return getattr(variable, _PART, None)
 
 
+def source_of(variable: Any) -> Any:
+    """Returns what tapes take the gradient of a weight by: its value, or that of this process's part of it.
+
+    Args:
+        variable: a Keras variable.
+    """
+    kept = of(variable)
+    return variable.value if kept is None else kept.copy
+
+
 def only_parts(variables: Iterable[Any]) -> AbstractContextManager[None]:
     """Returns a context in which weights are only this process's parts: reading and assigning them sends nothing.
 
     Args:
-        variables: variables of Keras; those of which the process has all stay as they are.
+        variables: variables of Keras, some perhaps several times; those of which the process has all stay as they are.
     """
-    kept = [found for variable in variables if (found := of(variable)) is not None]
-    return described_variables.standing_in([(part.variable, part.index, part.part) for part in kept])
+    kept = {id(found): found for variable in variables if (found := of(variable)) is not None}
+    return described_variables.standing_in([(part.variable, part.index, part.part) for part in kept.values()])
+
+
+def not_exported(variable: Any) -> ValueError:
+    """Returns the error for the export of a model that has a weight in parts.
+
+    Args:
+        variable: the weight.
+    """
+    return ValueError(
+        f"export: no process has all of the weight {variable.path}. Save the model, load it outside of the scope, and "
+        "export that."
+    )
 
 
 def is_part(gradient: Any, variable: Any) -> bool:

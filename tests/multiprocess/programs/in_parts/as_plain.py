@@ -83,7 +83,8 @@ def assert_as_plain(make, x, made, optimizer=momentum, epochs=2, loss="mse", **h
     model = compiled(make, optimizer, made, loss, **how)
     losses = fit(model, x, epochs)
     outputs, weights = model.predict(x[:5], verbose=0), model.get_weights()
-    assert any(weight_parts.of(weight) is not None for weight in model.weights)
+    kept = [weight_parts.of(weight) is not None for weight in model.weights]
+    assert tfdist.all_gather(tf.constant([any(kept)])).numpy().any()  # a stage of a pipeline may have none
     if rank == 0:
         plain = compiled(make, optimizer, loss=loss)
         np.testing.assert_allclose(losses, fit(plain, x, epochs), rtol=1e-6)
