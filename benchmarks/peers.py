@@ -47,13 +47,14 @@ def data(name, samples):
     return generator.normal(size=(samples, *shape)).astype("float32"), generator.integers(0, 10, samples)
 
 
-def model_of(name):
+def model_of(name, width=WIDTH):
+    """A model; only the transformer ("text") looks at the width."""
     import keras
     from keras import layers
 
     class Positions(layers.Layer):
         def build(self, shape):
-            self.table = self.add_weight(shape=(LENGTH, WIDTH), initializer="uniform", name="table")
+            self.table = self.add_weight(shape=(LENGTH, width), initializer="uniform", name="table")
 
         def call(self, x):
             return x + self.table
@@ -76,10 +77,10 @@ def model_of(name):
             ]
         )
     x = tokens = layers.Input((LENGTH,), dtype="int32")
-    x = Positions()(layers.Embedding(WORDS, WIDTH)(x))
+    x = Positions()(layers.Embedding(WORDS, width)(x))
     for _ in range(2):
-        x = layers.LayerNormalization()(layers.add([x, layers.MultiHeadAttention(4, WIDTH // 4)(x, x)]))
-        x = layers.LayerNormalization()(layers.add([x, layers.Dense(WIDTH)(layers.Dense(512, "relu")(x))]))
+        x = layers.LayerNormalization()(layers.add([x, layers.MultiHeadAttention(4, width // 4)(x, x)]))
+        x = layers.LayerNormalization()(layers.add([x, layers.Dense(width)(layers.Dense(4 * width, "relu")(x))]))
     return keras.Model(tokens, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
 
 

@@ -6,7 +6,10 @@ Compared with bare pyzmq, which neither copies nor checks anything; a plain sock
 model: servers drop what is pushed, and answer from memory. With several servers each holds an equal part, and all
 workers push and pull at the same time. Every implementation is measured in every round.
 
+Most of the time is for starting processes, 84 times in seven rounds, and on a busy machine a round takes minutes:
+
     python benchmarks/servers_transport.py
+    python benchmarks/servers_transport.py --rounds 1 --repeats 3  # only shows that all of it runs
 """
 
 import json
@@ -276,9 +279,10 @@ def main():
     options = parser.parse_args()
     names = [name for name in options.implementations if side_by_side.installed(NEEDS.get(name, "zmq"))]
     figures = {case: {name: {kind: [] for kind in KINDS} for name in names} for case in CASES}
-    for _ in range(options.rounds):
+    for number in range(options.rounds):
         for case, (server_count, worker_count) in CASES.items():
             for name in names:
+                print(f"round {number + 1} of {options.rounds}, {case}, {name} …", file=sys.stderr)
                 rates = gb_per_s(name, server_count, worker_count, options.mib << 20, options.repeats)
                 for kind, rate in rates.items():
                     figures[case][name][kind].append(rate)

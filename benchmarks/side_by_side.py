@@ -111,12 +111,12 @@ def table(rows, columns, title):
         print(f"{name:<{width}}", *cells)
 
 
-def compare(figures, base_of, title):
-    """Prints medians as a table, and the ratios of each way to its base, with their range.
+def compare(figures, bases_of, title):
+    """Prints medians as a table, and the ratios of each way to its bases, with their range.
 
     Args:
         figures: by way, the readings of each round: figures by name. A way may lack some.
-        base_of: returns the way that another one is compared with; the way itself for none.
+        bases_of: returns the ways that another one is compared with.
         title: what the table is of.
     """
     rows = []
@@ -124,8 +124,7 @@ def compare(figures, base_of, title):
         have = {who: [reading[name] for reading in rounds] for who, rounds in figures.items() if name in rounds[0]}
         rows.append((name, {who: statistics.median(readings) for who, readings in have.items()}))
         for who, readings in have.items():
-            base = base_of(who)
-            if base != who:
+            for base in bases_of(who):
                 ratios = [one / other for one, other in zip(readings, have[base], strict=True)]
                 spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
                 print(f"{name}, {who} : {base}: {spread}", file=sys.stderr)

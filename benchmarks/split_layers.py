@@ -74,6 +74,11 @@ def measure(kind, width, steps, batch):
         )
 
 
+def bases_of(who):
+    base = "torch DDP" if who in PEERS else "whole"
+    return [base] if base != who else []
+
+
 def main():
     parser = side_by_side.parser(__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
@@ -94,7 +99,7 @@ def main():
             else:
                 rounds.append(side_by_side.measure([__file__, "--kind", who, *sizes], options.processes, way="tfdist"))
     title = f"{options.processes} processes, medians of {options.rounds} rounds"
-    side_by_side.compare(figures, lambda who: "torch DDP" if who in PEERS else "whole", title)
+    side_by_side.compare(figures, bases_of, title)
     side_by_side.save(options.json, figures)
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import peers_torch
 import sharded
 import side_by_side
 import split_layers
@@ -57,7 +58,7 @@ def main(kind, width, steps, batch, rank, size, port):
     if rank == 0:
         figures = {"ms a step": 1e3 * seconds / steps, "MB of memory": float(added) / 1e6, "MB of weights": weights}
         side_by_side.report(figures)
-    torch.distributed.destroy_process_group()
+    peers_torch.leave()
 
 
 if __name__ == "__main__":
