@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.pipeline.models import MODELS, SAMPLES, data_of, in_stages, objective_of, of_whole, skips
-from tests.sweeps import some, sweep
+from tests.sweeps import sweep
 from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.pipeline import schedules
 from tfdist.pipeline.micro_batches import MicroBatches
@@ -58,7 +58,12 @@ CASES = [(name, schedule) for name in MODELS for schedule in ("1f1b", "zero_bubb
 CASES += [(name, schedule) for name in ("skips", "several_outputs", "tied") for schedule in ("gpipe", "interleaved")]
 
 
-@pytest.mark.parametrize(("name", "schedule"), some(CASES, 3))
+MASKED = "words_inside", "1f1b"
+"""Whose results have masks of their own, where those of other models are tensors of the model."""
+ALWAYS = [case for place, case in enumerate(CASES) if place % 3 == 0 or case == MASKED]
+
+
+@pytest.mark.parametrize(("name", "schedule"), [case if case in ALWAYS else sweep(*case) for case in CASES])
 def test_gradients_are_those_of_the_whole_model(name, schedule):
     keras.utils.set_random_seed(0)
     model = MODELS[name]()
