@@ -84,7 +84,7 @@ def as_share(batch: Any) -> Share:
     places = [place for place, component in enumerate(components) if _may_lack_rows(component)]
 
     def as_they_are() -> list[Any]:
-        return [tf.identity(components[place]) for place in places]
+        return [components[place] for place in places]
 
     def rows_of_zeros() -> list[Any]:
         return [_row_of_zeros(components[place]) for place in places]
