@@ -46,6 +46,7 @@ Y = np.tanh(X.sum(axis=1, keepdims=True))
 WORDS = random.integers(0, 20, (37, 4))
 WEIGHTS = np.linspace(0.5, 2, 37)
 SETTINGS = {"batch_size": 16, "shuffle": False, "verbose": 0}
+DATA = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)  # arrays have a check of their own, and are traced longer
 
 
 def strategy_of_trio(devices=2, **arguments):
@@ -159,7 +160,7 @@ def own_loop():
         optimizer.apply([tape.gradient(loss, kernel)], [kernel])
         return loss, x[:, 0]
 
-    @tf.function
+    @tf.function(autograph=False)  # a conversion takes longer than the steps
     def train(x, y):
         loss, seen = strategy.run(step, args=(x, y))
         return strategy.reduce("SUM", loss, axis=None), strategy.gather(seen, axis=0)
@@ -181,12 +182,12 @@ def interrupted():
     backup = own_folder / "backup"
     writing = [keras.callbacks.ModelCheckpoint(own_folder / "{epoch}.keras"), keras.callbacks.BackupAndRestore(backup)]
     with pytest.raises(RuntimeError, match="interrupted"):
-        network(strategy, with_momentum).fit(X, Y, epochs=4, callbacks=[*writing, Interruption()], **SETTINGS)
+        network(strategy, with_momentum).fit(DATA, epochs=4, callbacks=[*writing, Interruption()], verbose=0)
     is_writer = rank in (1, 3)
     assert backup.exists() == is_writer
     assert sorted(file.name for file in own_folder.glob("*.keras")) == (["1.keras", "2.keras"] if is_writer else [])
     model = network(strategy, with_momentum)
-    history = model.fit(X, Y, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(backup)], **SETTINGS).history
+    history = model.fit(DATA, epochs=4, callbacks=[keras.callbacks.BackupAndRestore(backup)], verbose=0).history
     assert len(history["loss"]) == 2
     shared = folder / f"of {'three' if in_trio else 'one'}.keras"
     model.save(shared)
@@ -253,7 +254,7 @@ def messages():
     model = network(strategy_of_trio(devices=1))
     expected = rf"rank {rank}: after epoch 1 .*dense.*kernel differs between rank 3 and rank\(s\) \[2\]"
     with pytest.raises(tfdist.MismatchError, match=expected):
-        model.fit(X, Y, callbacks=[Differs()], **SETTINGS)
+        model.fit(DATA, callbacks=[Differs()], verbose=0)
     with pytest.raises(OSError, match="missing.weights.h5" if rank == 3 else "see the error of rank 3"):
         model.load_weights(own_folder / "missing.weights.h5")
     with pytest.raises(ValueError, match=f"between two different ranks; got {rank} for both"):
@@ -289,11 +290,11 @@ def trained_in_turn(seed, strategies):
     predictions = [[] for _ in models]
     for epoch in range(2):
         for model, parts, (_, units) in zip(models, predictions, strategies, strict=True):
-            model.fit(X, Y, epochs=epoch + 1, initial_epoch=epoch, **SETTINGS)
+            model.fit(DATA, epochs=epoch + 1, initial_epoch=epoch, verbose=0)
             path = own_folder / f"{units}.weights.h5"
             model.save_weights(path)
             model.load_weights(path)
-            parts.append(model.predict(X, batch_size=16, verbose=0))
+            parts.append(model.predict(DATA, verbose=0))
     return [numbers(parts, model.get_weights()) for parts, model in zip(predictions, models, strict=True)]
 
 

@@ -24,6 +24,7 @@ units, momentum, epochs = (5, 0.9, 3) if first else (9, 0.0, 7)
 
 x = np.random.default_rng(members[0]).normal(size=(50, 6))
 y = x.sum(axis=1, keepdims=True)
+samples = tf.data.Dataset.from_tensor_slices((x, y))
 
 
 def trained(group):
@@ -34,7 +35,7 @@ def trained(group):
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(units, "tanh"), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.05, momentum), "mse", run_eagerly=group is alone)
-    history = model.fit(x, y, batch_size=16, epochs=epochs, validation_data=(x[:11], y[:11]), shuffle=False, verbose=0)
+    history = model.fit(samples.batch(16), epochs=epochs, validation_data=samples.take(11).batch(16), verbose=0)
     return strategy, model, model.get_weights(), history.history
 
 
@@ -47,7 +48,7 @@ for name, values in alone_history.items():
 everyone = tfdist.all_gather(tf.constant([weights[0].ravel()[:4]]), group=pair)
 np.testing.assert_array_equal(everyone[0], everyone[1])
 reports = tfdist.callbacks.Communication()
-model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[reports])
+model.fit(samples.batch(16), epochs=2, verbose=0, callbacks=[reports])
 assert len(reports.history["mib_sent"]) == 2
 total = tfdist.all_reduce(tf.constant(1.0), "sum")  # over all four
 assert float(total) == 4
@@ -61,10 +62,9 @@ class Die(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-endless = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(16)
 if first:
     try:
-        model.fit(endless, steps_per_epoch=10**6, verbose=0, callbacks=[Die()])
+        model.fit(samples.repeat().batch(16), steps_per_epoch=10**6, verbose=0, callbacks=[Die()])
     except tfdist.PeerLostError as error:
         print("LOST", error, flush=True)
         raise

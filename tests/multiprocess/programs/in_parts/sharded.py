@@ -29,6 +29,7 @@ tf.config.set_logical_device_configuration(
 generator = np.random.default_rng(0)
 X = np.concatenate([generator.normal(size=(ROWS, 5)), generator.integers(0, 7, (ROWS, 2))], axis=1)
 Y = generator.normal(size=(ROWS, 3))
+DATA = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)  # of arrays Keras traces functions in each `fit`
 
 
 def averages():
@@ -86,7 +87,7 @@ def compiled(optimizer, made=None):
 
 
 def fit(model, epochs=2, **how):
-    return model.fit(X, Y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **how).history["loss"]
+    return model.fit(DATA, epochs=epochs, verbose=0, **how).history["loss"]
 
 
 def assert_as_plain(model, optimizer, losses, epochs=2, **how):
@@ -150,7 +151,7 @@ def memory_after_fit():
         before = live_variables()
         model = compiled(keras.optimizers.Adam, strategy(shard=shard))
         model.compile(model.optimizer, "mse", run_eagerly=True)
-        fit(model, 1)
+        model.fit(DATA.take(1), verbose=0)
         weights = model.trainable_weights
         dealing = model.optimizer._distribution_strategy.extended.dealing(model.optimizer)
         views = [] if shard == "weights" else [private.copies(dealing.part(weight))[0] for weight in weights]

@@ -51,6 +51,11 @@ def sums_are_those_of_the_whole_batch(linear, strategy, place):
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
+def batched(x, y, size):
+    """Returns samples as a dataset, in their order: of arrays Keras would trace functions in each call of `fit`."""
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
+
+
 class Sets(keras.callbacks.Callback):
     """Halves the rate at each epoch's beginning, and all weights at that of the second one; may stop in an epoch.
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import Sets, dealt, gradient
+from common import Sets, batched, dealt, gradient
 from comparing import assert_alike, assert_close
 from interrupting import Interrupts
 from own_steps import Gan, stepping
@@ -43,7 +43,7 @@ def linear(made, momentum=0.0, optimizer=None, **compiling):
 
 
 def fit(model, epochs=EPOCHS, **how):
-    return model.fit(X, Y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **how).history
+    return model.fit(batched(X, Y, BATCH), epochs=epochs, verbose=0, **how).history
 
 
 class Late:

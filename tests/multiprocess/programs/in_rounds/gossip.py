@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import Stops, callbacks_set_rates_and_weights, dealt, in_sweeps, sums_are_those_of_the_whole_batch
+from common import Stops, batched, callbacks_set_rates_and_weights, dealt, in_sweeps, sums_are_those_of_the_whole_batch
 from comparing import assert_alike, assert_close
 from gossip_reference import Training, exponential, ring
 from interrupting import Interrupts
@@ -48,7 +48,7 @@ def linear(strategy, **compiling):
 
 
 def fit(model, epochs=EPOCHS, **how):
-    return model.fit(X, Y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **how).history
+    return model.fit(batched(X, Y, BATCH), epochs=epochs, verbose=0, **how).history
 
 
 def line(size, number=0):

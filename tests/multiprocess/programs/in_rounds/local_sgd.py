@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import Stops, callbacks_set_rates_and_weights, dealt, in_sweeps, sums_are_those_of_the_whole_batch
+from common import Stops, batched, callbacks_set_rates_and_weights, dealt, in_sweeps, sums_are_those_of_the_whole_batch
 from comparing import assert_alike, assert_close
 from interrupting import Interrupts
 from local_sgd_reference import Momentum, Training
@@ -46,7 +46,7 @@ def linear(strategy=None, momentum=0.0, **compiling):
 
 
 def fit(model, rows=ROWS, epochs=EPOCHS, **how):
-    return model.fit(X[:rows], Y[:rows], batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **how).history
+    return model.fit(batched(X[:rows], Y[:rows], BATCH), epochs=epochs, verbose=0, **how).history
 
 
 def golden():

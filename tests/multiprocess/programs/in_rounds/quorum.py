@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import dealt, gradient, in_sweeps
+from common import batched, dealt, gradient, in_sweeps
 from comparing import assert_close
 from interrupting import Interrupts
 from own_steps import Gan, stepping
@@ -73,8 +73,7 @@ def await_file(path):
 
 
 def fit(model, epochs=EPOCHS, **how):
-    x, y = data(rank)
-    return model.fit(x, y, batch_size=2 + rank, epochs=epochs, shuffle=False, verbose=0, **how).history
+    return model.fit(batched(*data(rank), 2 + rank), epochs=epochs, verbose=0, **how).history
 
 
 def reference(outer):

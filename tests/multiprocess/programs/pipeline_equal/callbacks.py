@@ -118,6 +118,7 @@ def loading(place):
         keras.utils.set_random_seed(1)
         plain = network()
         plain.compile(keras.optimizers.SGD(0.05, 0.9), "mse")
+        plain.run_eagerly = True  # which is not in the file
         plain.fit(x, y, shuffle=False, verbose=0)
         plain.save(path)
         plain.fit(x, y, shuffle=False, verbose=0)

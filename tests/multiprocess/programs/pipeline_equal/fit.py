@@ -5,7 +5,7 @@ import itertools
 import keras
 import numpy as np
 import tensorflow as tf
-from world import ROWS, check, classes, crossentropy, fitted, made, network, state, trained, vectors
+from world import ROWS, check, classes, crossentropy, fitted, made, network, state, trained, trained_on_arrays, vectors
 
 import tfdist
 from tests.pipeline import models
@@ -27,7 +27,7 @@ def zero_bubble_adam(place):
 def interleaved_and_shuffled_with_a_seed(place):
     model = made(place, network, lambda: keras.optimizers.Adam(0.01), "huber", steps_per_execution=2)
     keras.utils.set_random_seed(3)
-    return trained(place, model, *vectors(), shuffle=True)
+    return trained_on_arrays(place, model, *vectors(), shuffle=True)
 
 
 @check(2, schedule="gpipe", micro_batches=4, cuts=["last"])
@@ -60,7 +60,7 @@ def weights_of_samples_and_classes(place):
     x, y = classes()
     model = made(place, network, "sgd", crossentropy(), lambda: ["accuracy"], weighted_metrics=["accuracy"])
     first = trained(place, model, x, y, class_weight={0: 0.3, 1: 2.0, 2: 1.0}, epochs=1)
-    return {"first": first, **trained(place, model, x, y, sample_weight=np.linspace(0, 2, ROWS))}
+    return {"first": first, **trained_on_arrays(place, model, x, y, sample_weight=np.linspace(0, 2, ROWS))}
 
 
 @check(2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
 
 import tfdist
@@ -94,7 +95,15 @@ def made(place, make, optimizer, loss, metrics=list, **kwargs):
     return model
 
 
-def trained(place, model, x, y, **options):
+def trained(place, model, x, y, epochs=2, **options):
+    """The logs of `fit` on a dataset, and the weights afterwards: of arrays Keras traces functions in each `fit`."""
+    x = tuple(x) if isinstance(x, list) else x  # a list would become one tensor
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    history = model.fit(data, epochs=epochs, verbose=0, **options).history
+    return {"history": history, "state": state(place, model)}
+
+
+def trained_on_arrays(place, model, x, y, **options):
     """The logs of `fit`, and the weights afterwards."""
     options = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0, **options}
     history = model.fit(x, y, **options).history
@@ -103,7 +112,7 @@ def trained(place, model, x, y, **options):
 
 def fitted(place, model, x, y, **options):
     """What is `trained`, evaluated, and predicted."""
-    results = trained(place, model, x, y, **options)
+    results = trained_on_arrays(place, model, x, y, **options)
     evaluated = model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
     outputs = keras.tree.flatten(model.predict(x, batch_size=8, verbose=0))
     return {**results, "evaluated": evaluated, "outputs": {type(model.optimizer).__name__: outputs}}
