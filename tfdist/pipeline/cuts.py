@@ -67,8 +67,8 @@ def ends_of(calls: ModelCalls, stages: int, cuts: Cuts) -> list[int]:
             calls than the partition; the costs of its calls are unknown; or a cut is where features are on several
             processes.
     """
-    ends = _ends_of(calls, stages, cuts)
     possible = _possible_ends(calls)
+    ends = _balanced_ends(calls, stages, cuts, possible) if isinstance(cuts, str) else _named_ends(calls, cuts)
     for end in ends:
         if end not in possible:
             raise ValueError(
@@ -91,21 +91,20 @@ def _possible_ends(calls: ModelCalls) -> list[int]:
     return [end for end in ends if in_parts.isdisjoint(calls.needed_of(0, end))] if in_parts else list(ends)
 
 
-def _ends_of(calls: ModelCalls, stages: int, cuts: Cuts) -> list[int]:
+def _balanced_ends(calls: ModelCalls, stages: int, cost: str, possible: Sequence[int]) -> list[int]:
+    if stages > len(possible):
+        made = len(calls.calls)
+        apart = "" if len(possible) == made else f", which can be cut in {len(possible) - 1} places"
+        raise ValueError(f"{stages} stages need at least as many calls of layers; this model makes {made}{apart}")
+    # A small cost for each call, so that calls without a cost are spread over the stages, too.
+    weighs = [float(bytes_kept(call) if cost == "memory" else call.flops) for call in _costs(calls, cost)]
+    least = 1e-6 * sum(weighs) / len(weighs)
+    between = itertools.pairwise([0, *possible])
+    return [possible[end - 1] for end in split([_sum(weighs[begin:end], least) for begin, end in between], stages)]
+
+
+def _named_ends(calls: ModelCalls, cuts: Sequence[str] | Partition) -> list[int]:
     names = [call.name for call in calls.calls]
-    if isinstance(cuts, str):
-        possible = _possible_ends(calls)
-        if stages > len(possible):
-            apart = "" if len(possible) == len(names) else f", which can be cut in {len(possible) - 1} places"
-            raise ValueError(
-                f"{stages} stages need at least as many calls of layers; this model makes {len(names)}{apart}"
-            )
-        costs = _costs(calls, cuts)
-        # A small cost for each call, so that calls without a cost are spread over the stages, too.
-        weighs = [float(bytes_kept(cost) if cuts == "memory" else cost.flops) for cost in costs]
-        least = 1e-6 * sum(weighs) / len(weighs)
-        between = itertools.pairwise([0, *possible])
-        return [possible[end - 1] for end in split([_sum(weighs[begin:end], least) for begin, end in between], stages)]
     if isinstance(cuts, Partition):
         planned = [name for stage in cuts.stages for name in stage.calls]
         if planned != names:
@@ -113,7 +112,7 @@ def _ends_of(calls: ModelCalls, stages: int, cuts: Cuts) -> list[int]:
                 "PipelineStrategy(cuts=…): the partition was made for a model with other calls: it begins with "
                 f"{planned[0]!r} and has {len(planned)} calls, this model begins with {names[0]!r} and has {len(names)}"
             )
-        return [sum(len(stage.calls) for stage in cuts.stages[: place + 1]) for place in range(stages)]
+        return list(itertools.accumulate(len(stage.calls) for stage in cuts.stages))
     begins = [_place(name, names) for name in cuts]
     if begins != sorted(set(begins)) or begins[:1] == [0]:
         raise ValueError(

@@ -81,7 +81,7 @@ class PipelinedModel:
             processes,
             self.placement.holds,
             extended.recording,
-            extended.split_weights,
+            extended.split_weights.update,
         )
 
     def place(self) -> None:
@@ -227,7 +227,7 @@ class PipelineExtended(AllReduceExtended, HasStages):
         return self.split_weights.number_of_parts(mesh_axis)
 
     def assign_part(self, variable: Any, value: Any) -> None:
-        """Assigns this process's part of a value, if it has a part of the variable; see `HasStages`."""
+        """Assigns this process's part of a value, if it has a part of the variable; see `DividesUpdates`."""
         kept = weight_parts.of(variable)
         if kept is not None:
             kept.assign(value)

@@ -16,7 +16,6 @@ from tfdist.pipeline.micro_batches import MicroBatches
 from tfdist.pipeline.objective import Objective
 from tfdist.pipeline.processes import PipelineCollectives
 from tfdist.pipeline.recording import Recording
-from tfdist.pipeline.split_weights import SplitWeights
 from tfdist.pipeline.stage_state import Noting
 from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.step import PipelinedStep
@@ -27,6 +26,7 @@ from tfdist.private.keras import layer, tree
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
+from tfdist.strategies.divided import weight_parts
 from tfdist.strategies.keras import keras_losses
 from tfdist.strategies.keras.keras_variables import unnoted
 from tfdist.thread_values import ThreadValue
@@ -51,6 +51,10 @@ def _without_added_losses(original: Callable[..., list[Any]]) -> Callable[..., l
     return losses
 
 
+def _apply(optimizer: Any, gradients: Sequence[Any], weights: Sequence[Any], workers: Sequence[Sequence[int]]) -> None:
+    optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+
 class ModelSteps:
     """The training, test and prediction steps of a model in stages; in graphs and eagerly.
 
@@ -65,7 +69,7 @@ class ModelSteps:
         processes: the processes of the pipeline; None if all its workers are in this process.
         holds: returns whether this process holds a variable.
         recording: takes the times of training steps; None if they are not recorded.
-        split_weights: the weights of split layers; None if all processes of a stage have its weights whole.
+        update: updates weights, given the optimizer, gradients, weights, and the workers that hold each weight.
 
     Attributes:
         predict_in_graph: `predict` as a TensorFlow function.
@@ -86,7 +90,7 @@ class ModelSteps:
         processes: PipelineCollectives | None = None,
         holds: Callable[[Any], bool] = lambda variable: True,
         recording: Recording | None = None,
-        split_weights: SplitWeights | None = None,
+        update: Callable[[Any, Sequence[Any], Sequence[Any], Sequence[Sequence[int]]], None] = _apply,
     ) -> None:
         install()
         dry_run(table)
@@ -102,7 +106,7 @@ class ModelSteps:
         self._processes = processes
         self._holds = holds
         self._recording = recording
-        self._split_weights = split_weights
+        self._update_weights = update
         self._last = table.workers[-1]
         self.predict_in_graph = tf.function(self.predict, reduce_retracing=True, autograph=False)
         self._ends_here = self._last in self._workers
@@ -230,11 +234,7 @@ class ModelSteps:
             sums = self._processes.summed(dense_gradients, workers, [weight.path for weight in variables])
             gradients.update({id(weight): total for weight, total in zip(variables, sums, strict=True)})
         given = [gradients[id(weight)] for weight in held]
-        if self._split_weights is None:
-            optimizer.apply_gradients(zip(given, held, strict=True))
-            return
-        copies = [self._split_weights.copies(weight, self._workers_of(weight)) for weight in held]
-        self._split_weights.update(optimizer, given, held, copies)
+        self._update_weights(optimizer, given, held, [self._workers_of(weight) for weight in held])
 
     def _workers_of(self, variable: Any) -> tuple[int, ...]:
         """Returns the workers that hold a variable."""
@@ -348,4 +348,6 @@ class ModelSteps:
 
 
 def _dense(gradient: Any, variable: Any) -> tf.Tensor:
-    return tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
+    if gradient is not None:
+        return tf.convert_to_tensor(gradient)
+    return tf.zeros(weight_parts.source_of(variable).shape, variable.dtype)

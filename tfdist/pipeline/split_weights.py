@@ -128,20 +128,23 @@ class SplitWeights:
                     "look at whole weights. Use one of Keras's optimizers that update each element apart, such as Adam"
                 )
 
-    def update(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], copies: Sequence[int]) -> None:
+    def update(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], workers: Sequence[Sequence[int]]
+    ) -> None:
         """Updates this process's weights, or its parts of them.
 
         Args:
             optimizer: a Keras optimizer.
             gradients: gradients of the weights, or None.
             variables: the weights.
-            copies: for each weight, the number of processes that update the same.
+            workers: the workers that hold each weight.
         """
         places = [place for place, gradient in enumerate(gradients) if gradient is not None]
         axes = [self._axis_of(variable) for variable in variables]
         of_parts = [0.0 if axis is None else axis.size / self._mesh.data for axis in axes]
         shares = divided_updates.gradient_shares(
-            [1.0 / copies[place] for place in places], [of_parts[place] for place in places]
+            [1.0 / self.copies(variables[place], workers[place]) for place in places],
+            [of_parts[place] for place in places],
         )
         if not any(of_parts):
             with shares:

@@ -144,7 +144,7 @@ class PipelineStrategy(tf.distribute.Strategy):
                     f"processes; got {list(devices)}"
                 )
             chosen = chosen[:1]
-        workers = _number_of_workers(schedule, stages, processes, len(chosen))
+        workers = _number_of_workers(schedule, stages, processes, mesh, len(chosen))
         part = "" if processes.workers == 1 else f"worker-{processes.worker}-"
         self._table = _table_of(schedule, stages, micro_batches, workers)
         self._dry_run = dry_run(self._table(_chain(stages)), _cost)  # raises DeadlockError before anything starts
@@ -251,7 +251,7 @@ def _cost(action: Action) -> float:
     return 2.0 if action.kind is ActionKind.BACKWARD else 1.0
 
 
-def _number_of_workers(schedule: Any, stages: int, mesh: PipelineMesh, devices: int) -> int:
+def _number_of_workers(schedule: Any, stages: int, mesh: PipelineMesh, given: Mesh | None, devices: int) -> int:
     """Returns the number of workers, each with a row of the table.
 
     Raises:
@@ -270,12 +270,17 @@ def _number_of_workers(schedule: Any, stages: int, mesh: PipelineMesh, devices: 
     else:
         expected, fits = f"stages={stages}, one on each", mesh.workers == stages
     if not fits:
+        made = f"make pipelines of {mesh.workers} process(es), which does not fit {expected}"
         size, data = mesh.all_processes.size, mesh.data
+        if given is not None:
+            raise ValueError(
+                f"PipelineStrategy: {size} process(es) with mesh={given} {made}. Change the mesh's axis {STAGE!r} or "
+                "stages=; or leave that axis out: each process then has all stages"
+            )
         raise ValueError(
-            f"PipelineStrategy: {size} process(es) with data={data} make pipelines of {mesh.workers} process(es), "
-            f"which does not fit {expected}. Start stages × data = {stages * data} processes, or change stages= or "
-            'data=; or start one process, which then has all stages; schedule="interleaved" takes several stages on '
-            "each process."
+            f"PipelineStrategy: {size} process(es) with data={data} {made}. Start stages × data = {stages * data} "
+            "processes, or change stages= or data=; or start one process, which then has all stages; "
+            'schedule="interleaved" takes several stages on each process.'
         )
     return mesh.workers
 

@@ -70,6 +70,15 @@ class DividesUpdates(DataParallel):
             model: a Keras model that is built.
         """
 
+    @abc.abstractmethod
+    def assign_part(self, variable: Any, value: Any) -> None:
+        """Assigns this process's part of a value to a variable that it does not have whole, if it has a part.
+
+        Args:
+            variable: variable of a model, or of an optimizer.
+            value: value of the whole variable.
+        """
+
     @contextlib.contextmanager
     def updating(self, optimizer: Any) -> Iterator[None]:
         """Context in which an optimizer's variables are this process's parts, and all have all values after it.
@@ -114,15 +123,6 @@ class DealsVariables(DividesUpdates):
 
         Args:
             optimizer: a Keras optimizer.
-        """
-
-    @abc.abstractmethod
-    def assign_part(self, variable: Any, value: Any) -> None:
-        """Assigns this process's part of the value of an optimizer's variable, of which it may have some or nothing.
-
-        Args:
-            variable: variable of an optimizer that this process does not have whole.
-            value: value of the whole variable.
         """
 
     @abc.abstractmethod
@@ -211,15 +211,6 @@ class HasStages(DividesUpdates, SplitsLayers):
 
         Args:
             model: a Keras model that is built.
-        """
-
-    @abc.abstractmethod
-    def assign_part(self, variable: Any, value: Any) -> None:
-        """Assigns this process's part of a value to a variable that it does not have whole, if it has a part.
-
-        Args:
-            variable: variable of a model, or of an optimizer.
-            value: value of the whole variable.
         """
 
     @abc.abstractmethod

@@ -152,7 +152,7 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
         keras_variables.broadcast(model, self, without=self._divided(model).keys())
 
     def assign_part(self, variable: Any, value: Any) -> None:
-        """Assigns this process's part of a value to a variable that is dealt; see `DealsVariables`."""
+        """Assigns this process's part of a value to a variable that is dealt; see `DividesUpdates`."""
         for dealing in self._dealings.values():
             dealing.assign_part(variable, value)
 

@@ -89,7 +89,7 @@ class WeightPartsExtended(ShardedExtended, KeepsParts):
             )
 
     def assign_part(self, variable: Any, value: Any) -> None:
-        """Assigns this process's part of a value to a variable that is divided; see `DealsVariables`."""
+        """Assigns this process's part of a value to a variable that is divided; see `DividesUpdates`."""
         kept = weight_parts.of(variable)
         if kept is None:
             super().assign_part(variable, value)

@@ -50,6 +50,21 @@ def tied():
     return keras.Model(inputs, outputs)
 
 
+def stopped():
+    """Two stages call the same layer, which gets no gradient from its second call."""
+    of = kinds()
+    again = of.columns(6, "tanh")
+    inputs = keras.Input((7,))
+    hidden = of.rows(6, "tanh")(again(layers.Dense(6, "relu")(inputs)))
+    return keras.Model(inputs, layers.Dense(2)(layers.Add()([hidden, keras.ops.stop_gradient(again(hidden))])))
+
+
+def frozen():
+    model = pair()
+    model.layers[0].trainable = False
+    return model
+
+
 def convolutions():
     return images(normalized=False)
 
@@ -57,7 +72,10 @@ def convolutions():
 def models():
     assert_as_plain(pair, X, strategy())
     assert_as_plain(convolutions, IMAGES, strategy(schedule="gpipe"))
+    assert_as_plain(frozen, X, strategy())
     assert_as_plain(words, TOKENS, strategy(schedule="gpipe"))
+    if size == 2:  # each process has both stages
+        assert_as_plain(pair, X, strategy(devices=["CPU:0", "CPU:1"]), averages)
 
 
 def schedules():
@@ -70,6 +88,7 @@ def optimizers():
     for optimizer in (averages, scaled, clipped):
         assert_as_plain(pair, X, made, optimizer)
     assert_as_plain(tied, X, made, averages)
+    assert_as_plain(stopped, X, made)
 
 
 def clipped():
@@ -151,6 +170,8 @@ def refused():
         strategy(mesh=2)
     with pytest.raises(ValueError, match=rf"is for 5 processes \(model=5\), and {size} train together"):
         strategy(mesh=tfdist.Mesh(model=5))
+    with pytest.raises(ValueError, match=rf"mesh=.*stage={size}.* does not fit stages=3.* the mesh's axis 'stage' or"):
+        strategy(stages=3, mesh=tfdist.Mesh(stage=size))
     with pytest.raises(ValueError, match=r"give their number as an axis, such as Mesh.*, and not as data=2"):
         strategy(data=2)
     with pytest.raises(ValueError, match="does not work with compression="):
@@ -179,5 +200,8 @@ def endless():
     as_plain.train_endlessly(strategy, pair)
 
 
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
 run_checks(globals(), lambda: keras.backend.set_floatx("float64"))
 tfdist.barrier()
