@@ -14,7 +14,6 @@ from tfdist.seams.optimizer import OptimizerCall
 from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import DelaysUpdates
-from tfdist.strategies.all_reduce.delayed_sums import DelayedSums
 from tfdist.strategies.keras import keras_optimizers
 
 
@@ -102,14 +101,10 @@ def settle(model: Any, extended: DelaysUpdates) -> None:
         if totals is None:
             continue
         pairs = zip(totals, sums.variables, strict=True)
-        given = [tf.cast(tf.constant(total), variable.dtype) for total, variable in pairs]
-
-        def update(*given: tf.Tensor, optimizer: Any = optimizer, sums: DelayedSums = sums) -> None:
-            with keras_optimizers.summed_before():
-                optimizer.apply(list(given), sums.variables)
-
-        strategy = extended._container_strategy()
-        tf.function(lambda *given, update=update, strategy=strategy: strategy.run(update, given))(*given)
+        gradients = [tf.cast(tf.constant(total), variable.dtype) for total, variable in pairs]
+        # Eagerly: a graph would be traced each time, once an epoch.
+        with keras_optimizers.summed_before():
+            extended._container_strategy().run(optimizer.apply, (gradients, sums.variables))
 
 
 class DelayedModelHooks(keras_hooks.ModelHooks[DelaysUpdates]):
