@@ -6,6 +6,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.private import epochs
+from tfdist.private.keras import tf_trainer
 from tfdist.strategies.keras import compiled_functions
 
 call = compiled_functions.call
@@ -35,6 +36,57 @@ def test_fit_and_evaluate_do_not_wait_for_the_autotuner(monkeypatch):
     assert len(untuned) == 3
     model.train_on_batch(x, y)
     assert len(untuned) == 3
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """The traces of Keras's `train_step`."""
+    found, trainer = [], tf_trainer.TensorFlowTrainer
+    original = trainer.train_step
+    monkeypatch.setattr(trainer, "train_step", lambda *given: found.append(1) or original(*given))
+    return found
+
+
+def compiled(loss="mse"):
+    tfdist.init()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.Adam()), loss, metrics=["mae"])
+    return model
+
+
+def test_steps_are_traced_once(traces):
+    """Keras makes the variables of metrics and of the optimizer in a first trace, if they are not made before."""
+    x, y = np.ones([4, 3], "float32"), np.ones([4, 1], "float32")
+    compiled().fit(x, y, batch_size=2, verbose=0)
+    compiled().train_on_batch(x, y)
+    assert len(traces) == 2
+
+
+def test_what_cannot_be_built_before_is_traced_by_keras(traces):
+    """Data that do not tell their shapes, of which none is lost, and a loss that fails with other rows than its own."""
+    seen = []
+
+    def batches():
+        for number in range(3):
+            seen.append(number)
+            yield np.ones([2, 3], "float32"), np.ones([2, 1], "float32")
+
+    spec = tf.TensorSpec([None, None]), tf.TensorSpec([None, None])
+    model = compiled()
+    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    model.fit(data.apply(tf.data.experimental.assert_cardinality(3)), verbose=0)
+    assert seen == [0, 1, 2]
+    assert int(model.optimizer.iterations) == 3
+
+    def of_two_rows(y, outputs):
+        assert y.shape[0] == 2
+        return keras.losses.mean_squared_error(y, outputs)
+
+    model = compiled(of_two_rows)
+    data = tf.data.Dataset.from_tensors((np.ones([2, 3], "float32"), np.ones([2, 1], "float32")))
+    model.fit(data, verbose=0)
+    assert int(model.optimizer.iterations) == 1
+    assert len(traces) == 4
 
 
 class OwnStep(keras.Model):

@@ -23,7 +23,7 @@ from tfdist.seams import optimizer, trainer
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.strategies import keras_unsynchronized
-from tfdist.strategies.keras import keras_xla
+from tfdist.strategies.keras import keras_building, keras_xla
 from tfdist.strategies.keras.keras_optimizers import innermost
 
 _ATTRIBUTE = "_tfdist_gradients"
@@ -134,9 +134,14 @@ class AveragingModelHooks(trainer.TrainerHooks):
             call.arguments["callbacks"] = [*tree.flatten(given or []), InitialWeightCheck(self._gradients)]
 
     def symbolic_build(self, call: trainer.TrainerCall) -> None:
-        """Disables `tf.data`'s autotuner, for which all processes would wait at the end of each epoch."""
-        if call.arguments["iterator"] is not None:
-            epochs.untune(call.arguments["iterator"])
+        """Builds what Keras would make in a first trace of a step, and disables `tf.data`'s autotuner.
+
+        All processes would wait for the autotuner at the end of each epoch.
+        """
+        iterator = call.arguments["iterator"]
+        if iterator is not None:
+            epochs.untune(iterator)
+        keras_building.build_without_strategy(call.model, iterator, call.arguments["data_batch"])
 
     def make_function(self, call: trainer.TrainerCall) -> contextlib.AbstractContextManager[None] | None:
         """Makes XLA compile the part of Keras's own step before the averaging, but not steps of users.

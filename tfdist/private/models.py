@@ -57,6 +57,11 @@ def begin_at(model: Any, epoch: int | None) -> None:
     model._initial_epoch = epoch
 
 
+def build_state(model: Any, batch: Any) -> None:
+    """Builds a model, its metrics and its optimizer, as far as they are not, from a batch or a placeholder of one."""
+    model._symbolic_build(data_batch=batch)
+
+
 def loss_tracker(model: Any) -> Any:
     """Returns the metric that tracks the loss of a compiled model."""
     return model._loss_tracker

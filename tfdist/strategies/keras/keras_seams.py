@@ -58,6 +58,7 @@ from tfdist.strategies.keras import (
     collective_gradients,
     keras_agreement,
     keras_backup,
+    keras_building,
     keras_callbacks,
     keras_comparison,
     keras_data,
@@ -107,6 +108,7 @@ def install() -> None:
     keras_losses.install()
     keras_metrics.install()
     keras_variables.install()
+    keras_building.install()
     keras_data.install()
     keras_noise.install()
     keras_optimizers.install()
