@@ -50,6 +50,16 @@ def test_all_buckets_begin_before_the_first_one_ends(ranks, in_graph):
         assert events == [("begins", name) for name in "abc"] + [("ends", name) for name in "abc"]
 
 
+def test_no_thread_is_woken_for_what_is_waited_for_at_once(ranks):
+    def work(group):
+        Posting(group).run([NotedSum(tf.constant([1.0]), "a", [])])
+        alone = group.engine._thread
+        Posting(group).run([NotedSum(tf.constant([1.0]), name, []) for name in "ab"])
+        return alone is None, group.engine._thread is None
+
+    assert ranks(2)(work) == [(True, False)] * 2
+
+
 def test_tensors_are_split_as_they_were_concatenated():
     tensors = [tf.zeros([2, 3]), tf.ones([]), tf.fill([4], 2.0)]
     parts = split(concatenated(tensors), [tensor.shape for tensor in tensors])

@@ -136,7 +136,8 @@ class Posting:
         posted = []
         for place, job in enumerate(jobs):
             key = f"eager {job.verb} #{place} of {job.shapes}"
-            posted.append(self._post(key, job, job.packed(), weight))
+            is_last = place == len(jobs) - 1  # its wait follows at once
+            posted.append(self._post(key, job, job.packed(), weight, overlaps=not is_last))
         return [self._collect(handle, blocking=True) for handle in posted]
 
     def _in_graph(self, jobs: Sequence[BucketJob], weight: tf.Tensor | None) -> list[tf.Tensor]:
