@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tfdist
@@ -44,6 +45,21 @@ def test_custom_train_step_raises():
         model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="Own has its own train_step"):
         model.fit(X, Y, verbose=0)
+
+
+def test_eager_steps_divide_arrays_as_graphs_divide_tensors():
+    """Keras makes tensors of a batch's arrays in graphs only."""
+    found = []
+    for strategy, eager in ((tfdist.PipelineStrategy(stages=2, micro_batches=2), True), (None, False)):
+        keras.utils.set_random_seed(0)
+        with (strategy or tf.distribute.get_strategy()).scope():
+            model = network()
+            model.compile("sgd", "mse", run_eagerly=eager)
+        weights = np.arange(8.0)
+        logs = [model.train_on_batch(X[:8], Y[:8], weights), model.test_on_batch(X[:8], Y[:8], weights)]
+        found.append([*logs, *model.get_weights()])
+    for value, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_can_be_read_and_set():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.model_parallel.model_calls import graph_of, trainable_variables
@@ -287,7 +288,11 @@ class ModelSteps:
         return by_worker
 
     def _agreed(self, data: Any) -> Any:
-        return data if self._processes is None else self._processes.agreed(data)
+        """Returns a batch as tensors, after a check that the processes have the same; eager steps get arrays."""
+        tensors = tree.map_structure(
+            lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf, data
+        )
+        return tensors if self._processes is None else self._processes.agreed(tensors)
 
     def _inputs(self, x: Any) -> list[Any]:
         """Returns the model's inputs in their order, as its ``call`` would take them."""
