@@ -25,6 +25,21 @@ def test_tensor_and_host_counts_are_summed(ranks, size, call):
 
 
 @BOTH_WAYS
+def test_tensors_and_host_counts_are_gathered(ranks, size, call):
+    """The host's numbers are learned as their sum."""
+
+    def work(group):
+        learned = []
+        counts = CountReducer(group, "things", lambda: 10 * group.rank, learned.append)
+        rows = call(counts.gather, tf.constant([group.rank, 1], tf.int64))
+        return rows.numpy().tolist(), learned
+
+    for rows, learned in ranks(size)(work):
+        assert rows == [[rank, 1] for rank in range(size)]
+        assert learned == [10 * sum(range(size))]
+
+
+@BOTH_WAYS
 def test_nonzero_count_of_one_rank_stops_all_ranks(ranks, size, call):
     def work(group):
         wishes = [0, 0]

@@ -47,10 +47,10 @@ def traces(monkeypatch):
     return found
 
 
-def compiled(loss="mse"):
+def compiled(loss="mse", kind=keras.Sequential, **how):
     tfdist.init()
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(tfdist.DistributedOptimizer(keras.optimizers.Adam()), loss, metrics=["mae"])
+    model = kind([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.Adam()), loss, **{"metrics": ["mae"], **how})
     return model
 
 
@@ -87,6 +87,32 @@ def test_what_cannot_be_built_before_is_traced_by_keras(traces):
     model.fit(data, verbose=0)
     assert int(model.optimizer.iterations) == 1
     assert len(traces) == 4
+
+
+def test_steps_that_keras_does_not_trace_are_left_alone():
+    """A step of one's own may update some weights only, and an eager model sees tensors that have values."""
+
+    class UpdatesKernel(keras.Sequential):
+        def train_step(self, data):
+            x, _ = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self(x))
+            kernel = self.layers[0].kernel
+            self.optimizer.apply(tape.gradient(loss, [kernel]), [kernel])
+            return {"loss": loss}
+
+    eager = []
+
+    def loss(y, outputs):
+        eager.append(tf.executing_eagerly())
+        return keras.losses.mean_squared_error(y, outputs)
+
+    x, y = np.ones([4, 3], "float32"), np.ones([4, 1], "float32")
+    own = compiled(kind=UpdatesKernel, metrics=None)
+    own.fit(x, y, verbose=0)
+    assert [variable.shape for variable in own.optimizer.variables[2:]] == [(3, 1)] * 2
+    compiled(loss, run_eagerly=True).fit(x, y, verbose=0)
+    assert eager == [True]
 
 
 class OwnStep(keras.Model):

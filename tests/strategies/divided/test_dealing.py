@@ -50,6 +50,14 @@ def test_each_slot_is_on_one_rank_and_other_variables_are_on_all(optimizer):
         assert (first and second) if number < 2 else first != second, number
 
 
+def test_slots_of_weights_that_all_update_are_not_dealt():
+    trained = variables()
+    dealing = Dealing(trained, 2, 0, deals=False)
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(trained)
+    assert dealing.find_slots(optimizer) == dealing.slots == []
+
+
 def test_large_variables_are_cut(monkeypatch):
     """Each rank has rows of what the optimizer keeps for them, and the variable is these rows in a context."""
     monkeypatch.setattr("tfdist.sharding.SPLIT_BYTES", 0)
