@@ -84,7 +84,19 @@ def python(program):
 
 
 def test_import_does_not_wait_for_tensorflow():
-    program = "import sys, tfdist, tfdist.cli.main, tfdist.cluster.server; print('tensorflow' in sys.modules)"
+    program = (
+        "import sys, tfdist, tfdist.cluster.server; from tfdist.cli import main; main.parser()\n"
+        "print('tensorflow' in sys.modules)"
+    )
+    assert python(program).stdout == "False\n"
+
+
+def test_launcher_imports_no_numpy():
+    program = (
+        "import sys; from tfdist.cli import main\n"
+        "assert main.main(['run', '-n', '2', 'no_such_script.py']) == 2\n"
+        "print('numpy' in sys.modules)"
+    )
     assert python(program).stdout == "False\n"
 
 

@@ -15,9 +15,10 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tfdist.engine.pending import Pending
+if TYPE_CHECKING:  # the launcher, which merges timelines, starts without the engine
+    from tfdist.engine.pending import Pending
 
 VARIABLE = "TFDIST_TIMELINE"
 """Environment variable with the path of the timeline; each rank writes its part to this path plus a suffix."""
