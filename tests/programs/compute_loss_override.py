@@ -1,7 +1,7 @@
 """A custom `compute_loss` with ``ops.mean``, as in the docstring of Keras, plus a penalty from a layer."""
 
 import keras
-from common import Logs, digits, strategy, weights
+from common import Logs, batched, digits, strategy, weights
 from keras import layers, ops
 
 scope = strategy()
@@ -34,7 +34,7 @@ def train(samples, batch):
         model = Distance(inputs, layers.Dense(1)(hidden))
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9))
     logs = Logs()
-    model.fit(flat[:samples], parity[:samples], batch_size=batch, epochs=3, shuffle=False, verbose=0, callbacks=[logs])
+    model.fit(batched(flat[:samples], parity[:samples], size=batch), epochs=3, verbose=0, callbacks=[logs])
     return {"weights": weights(model), "logs": logs.seen}
 
 

@@ -7,7 +7,7 @@ part of the metrics only. Callbacks decide by those logs.
 import keras
 import numpy as np
 import tensorflow as tf
-from common import Logs, digits, strategy, weights
+from common import Logs, batched, digits, strategy, weights
 
 scope = strategy()
 images, labels = digits(144)
@@ -86,22 +86,20 @@ def build(model_class, **compile_arguments):
     return model
 
 
-def train(model, **arguments):
+def train(model, *data, **arguments):
     logs = Logs()
     plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, min_delta=0.05)
-    history = model.fit(
-        flat, target, batch_size=36, epochs=4, shuffle=False, verbose=0, callbacks=[logs, plateau], **arguments
-    )
+    history = model.fit(batched(*data, size=36), epochs=4, verbose=0, callbacks=[logs, plateau], **arguments)
     return {"weights": weights(model), "history": history.history, "logs": logs.seen}
 
 
 guided = build(Guided, loss="mse", metrics=["mae"])
-results = {"guided": train(guided, sample_weight=importance, validation_data=(flat[:72], target[:72]))}
-results["guided_evaluated"] = guided.evaluate(flat, target, batch_size=36, verbose=0, return_dict=True)
+results = {"guided": train(guided, flat, target, importance, validation_data=batched(flat[:72], target[:72], size=36))}
+results["guided_evaluated"] = guided.evaluate(batched(flat, target, size=36), verbose=0, return_dict=True)
 tracked = build(Tracked)
-results["tracked"] = train(tracked, validation_data=(flat[:72], target[:72]), validation_batch_size=72)
+results["tracked"] = train(tracked, flat, target, validation_data=batched(flat[:72], target[:72], size=72))
 
 # Shares of unequal sizes: the steps are the same, a mean of batches' means is not.
-history = tracked.fit(flat[:103], target[:103], batch_size=32, epochs=2, shuffle=False, verbose=0).history
+history = tracked.fit(batched(flat[:103], target[:103], size=32), epochs=2, verbose=0).history
 results["unequal_weights"] = weights(tracked)
 results["close"] = history

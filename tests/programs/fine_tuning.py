@@ -15,11 +15,11 @@ with scope.scope():
     inputs = keras.Input((8, 8, 1))
     model = keras.Model(inputs, layers.Dense(10)(base(inputs, training=False)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
 frozen = model.fit(images, labels, batch_size=32, epochs=1, shuffle=False, verbose=0).history
 with scope.scope():
     base.trainable = True
-    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, metrics=["accuracy"])
 tuned = model.fit(images, labels, batch_size=32, epochs=1, shuffle=False, verbose=0, validation_split=0.2).history
 results = {"frozen": frozen, "tuned": tuned, "weights": weights(model)}
 TOLERANCE = 1e-8

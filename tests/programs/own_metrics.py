@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from common import digits, strategy
+from common import batched, digits, strategy
 from keras import ops
 
 scope = strategy()
@@ -97,19 +97,18 @@ def build(*metrics):
 
 
 model = build(Confusion, Recent, mean_margin, "sparse_categorical_accuracy")
-history = model.fit(
-    flat, labels, batch_size=30, epochs=2, shuffle=False, verbose=0, validation_data=(flat[:60], labels[:60])
-)
+data = batched(flat, labels, size=30)
+history = model.fit(data, epochs=2, verbose=0, validation_data=batched(flat[:60], labels[:60], size=30))
 alone = keras.metrics.MeanSquaredError()  # outside of all of it
 alone.update_state(np.zeros(4), np.arange(4.0))
 
 extremes = build(Worst, Least)
-maximum = extremes.fit(flat, labels, batch_size=30, epochs=1, shuffle=False, verbose=0)
+maximum = extremes.fit(data, epochs=1, verbose=0)
 last = build(Last)
 if scope.num_replicas_in_sync > 1:
     with pytest.raises(ValueError, match="last/value cannot be merged over replicas: its aggregation is 'none'"):
-        last.fit(flat, labels, batch_size=30, epochs=1, verbose=0)
+        last.fit(data, epochs=1, verbose=0)
 else:
-    last.fit(flat, labels, batch_size=30, epochs=1, verbose=0)
+    last.fit(data, epochs=1, verbose=0)
 
 results = {"history": history.history, "alone": float(alone.result()), "maximum": maximum.history}

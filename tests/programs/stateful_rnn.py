@@ -26,7 +26,7 @@ with scope.scope():
     model = keras.Sequential(
         [layers.Input(batch_shape=(per_replica, 6, 1)), layers.LSTM(4, stateful=True), layers.Dense(1)]
     )
-    model.compile("adam", "mse")
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
 history = model.fit(x, y, batch_size=SERIES, epochs=2, shuffle=False, verbose=0, callbacks=[Forget()])
 results = {"weights": weights(model), "history": history.history}
 model.layers[0].reset_states()

@@ -10,7 +10,7 @@ flat = images.reshape(-1, 64)
 
 with scope.scope():
     model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
-    optimizer = keras.optimizers.Adam(0.01)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
 
 data = scope.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((flat, labels)).batch(24))
 

@@ -12,7 +12,7 @@ rank, size = (0, 1) if PLAIN else (scope.rank, scope.size)
 with scope.scope():
     model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(10)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
 
 logs = []
 for _ in range(2):

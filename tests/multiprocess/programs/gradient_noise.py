@@ -49,9 +49,8 @@ def fit(strategy=None, callbacks=(), rows=ROWS, optimizer=still, epochs=EPOCHS, 
     batch = BATCH
     if strategy is None:  # each process has data of its own
         inputs, batch = inputs[rank::size], BATCH // size
-    history = model.fit(
-        inputs, 0 * inputs, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks)
-    )
+    data = tf.data.Dataset.from_tensor_slices((inputs, 0 * inputs)).batch(batch)
+    history = model.fit(data, epochs=epochs, verbose=0, callbacks=list(callbacks))
     return model, history.history
 
 

@@ -114,7 +114,7 @@ def arrays():
         keras.callbacks.EarlyStopping("val_loss", min_delta=0.5, patience=3, restore_best_weights=True),
         keras.callbacks.ReduceLROnPlateau("loss", min_delta=0.5, patience=0, factor=0.5),
     ]
-    given = {"sample_weight": WEIGHTS, "validation_data": (X[:11], Y[:11]), "callbacks": callbacks, **SETTINGS}
+    given = {"sample_weight": WEIGHTS, "validation_data": DATA.take(1), "callbacks": callbacks, **SETTINGS}
     history = model.fit(X, Y, epochs=9, **given).history
     assert len(history["loss"]) < 9
     evaluated = model.evaluate(X, Y, batch_size=16, verbose=0)

@@ -44,7 +44,7 @@ def begins_with_own_accumulators():
     for weight, expected in zip(model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(weight, expected, rtol=0, atol=1e-9)
     for begins in ([], [tfdist.callbacks.BroadcastVariables(size - 1)]):
-        model = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)))
+        model = make_model(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), run_eagerly=True)
         model.optimizer.register_local_var(model.trainable_variables[-1])
         fit(model, share(X), share(Y), callbacks=begins)
         bias = model.trainable_variables[-1].numpy()
@@ -74,7 +74,8 @@ def callbacks():
         tfdist.callbacks.LearningRateScaling(0.01, "sqrt", warmup_epochs=1),
         begun, before, tfdist.callbacks.MetricAverage(), after, stop,
     ]  # fmt: skip
-    fit(model, share(X), share(Y), callbacks=given, validation_data=(share(X)[rank:], share(Y)[rank:]))
+    validation = tf.data.Dataset.from_tensors((share(X)[rank:], share(Y)[rank:]))
+    fit(model, share(X), share(Y), callbacks=given, validation_data=validation)
     assert_alike(model)
     assert set(after.logs[0]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
     for local_logs, mean in zip(before.logs, after.logs, strict=True):
@@ -89,13 +90,13 @@ def callbacks():
     for place, told in ((0, 0), (1, 1)):  # only the first may differ
         other.variables[place].assign_add(tf.fill(other.variables[place].shape, tf.cast(rank, tf.float64)))
         with warnings() as messages:
-            fit(other, share(X), share(Y))
+            fit(other, share(X), share(Y), epochs=1)
         assert len([record for record in messages if "begin to train with different weights" in record]) == told, (
             messages
         )
     layers = [keras.layers.Input((4,)), keras.layers.BatchNormalization(synchronized=True)]
     other = keras.Sequential(layers)
-    other.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    other.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", run_eagerly=True)
     with warnings() as messages:
         fit(other, share(X) * 1.0, share(X) * 1.0, epochs=1)
     assert len([record for record in messages if "synchronized=True has no effect" in record]) == 1, messages

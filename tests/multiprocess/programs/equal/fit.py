@@ -7,39 +7,50 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from world import X, Y, case, fitted, mlp, numbers, shared_mlp, spread, strategy
+from world import (
+    X,
+    Y,
+    batched,
+    case,
+    fitted,
+    fitted_on_arrays,
+    mlp,
+    numbers,
+    shared_mlp,
+    spread,
+    strategy,
+    trained,
+)
 
 
 @spread
 def arrays_with_a_partial_batch():
-    return fitted(shared_mlp(), validation_data=(X[:50], Y[:50]))
+    return fitted_on_arrays(shared_mlp(), validation_data=(X[:50], Y[:50]))
 
 
 @spread
 def a_last_batch_of_one():
-    return fitted(shared_mlp(), X[:33], Y[:33])
+    return fitted_on_arrays(shared_mlp(), X[:33], Y[:33])
 
 
 @spread
 def fewer_samples_than_workers():
-    return fitted(shared_mlp(), X[:1], Y[:1])
+    return fitted_on_arrays(shared_mlp(), X[:1], Y[:1])
 
 
 @spread
 def batch_not_divisible():
-    return fitted(shared_mlp(), batch_size=7)
+    return fitted_on_arrays(shared_mlp(), batch_size=7)
 
 
 @spread
 def dataset():
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(30)
-    return fitted(shared_mlp(), data, None, batch_size=None)
+    return trained(shared_mlp(), batched(X, Y, size=30))
 
 
 @case
 def infinite_dataset():
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(30).repeat()
-    return fitted(shared_mlp(), data, None, batch_size=None, steps_per_epoch=9)
+    return trained(shared_mlp(), batched(X, Y, size=30).repeat(), steps_per_epoch=9)
 
 
 @spread
@@ -81,7 +92,7 @@ class Batches(keras.utils.PyDataset):
 
 @case
 def pydataset():
-    return fitted(shared_mlp(), Batches(), None, batch_size=None)
+    return trained(shared_mlp(), Batches())
 
 
 @case
@@ -104,7 +115,7 @@ def arrays_shuffled_without_a_seed():
 def arrays_shuffled_with_a_seed():
     model = shared_mlp()
     keras.utils.set_random_seed(5)
-    results = fitted(model, shuffle=True)
+    results = fitted_on_arrays(model, shuffle=True)
     tf.random.set_seed(None)
     return results
 
@@ -116,7 +127,7 @@ def generator():
             for index in range(7):
                 yield X[index * 31 : (index + 1) * 31], Y[index * 31 : (index + 1) * 31]
 
-    return fitted(shared_mlp(), batches(), None, batch_size=None, steps_per_epoch=7)
+    return trained(shared_mlp(), batches(), steps_per_epoch=7)
 
 
 @case
@@ -140,7 +151,7 @@ def several_inputs_and_outputs():
 
 @case
 def validation_split():
-    return fitted(shared_mlp(), validation_split=0.2)
+    return fitted_on_arrays(shared_mlp(), validation_split=0.2)
 
 
 @case
@@ -150,18 +161,17 @@ def class_weight():
 
 @case
 def sample_weight():
-    return fitted(mlp(weighted_metrics=["accuracy"]), sample_weight=np.linspace(0, 2, 203))
+    return fitted_on_arrays(mlp(weighted_metrics=["accuracy"]), sample_weight=np.linspace(0, 2, 203))
 
 
 @case
 def steps_per_epoch():
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(30)
-    return fitted(shared_mlp(), data.repeat(), None, batch_size=None, steps_per_epoch=3)
+    return trained(shared_mlp(), batched(X, Y, size=30).repeat(), steps_per_epoch=3)
 
 
 @spread
 def steps_per_execution():
-    return fitted(mlp(metrics=["accuracy"], steps_per_execution=3), validation_data=(X[:50], Y[:50]))
+    return fitted_on_arrays(mlp(metrics=["accuracy"], steps_per_execution=3), validation_data=(X[:50], Y[:50]))
 
 
 @case
@@ -208,9 +218,9 @@ def strings_out_of_predict():
 @case
 def distributed_dataset():
     """With a last batch of one row, in `fit`, validation and `evaluate`."""
-    data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X[:97], Y[:97])).batch(32))
+    data = strategy.experimental_distribute_dataset(batched(X[:97], Y[:97]))
     model = shared_mlp()
-    results = fitted(model, data, None, validation_data=data, batch_size=None)
+    results = trained(model, data, validation_data=data)
     return {**results, "evaluated": model.evaluate(data, verbose=0)}
 
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from world import X, Y, case, fitted, mlp, numbers, spread, strategy
+from world import X, Y, batched, case, fitted, mlp, numbers, spread, strategy
 
 
 @spread
@@ -75,9 +75,8 @@ def synchronized_batch_normalization():
 @case
 def batch_normalization_is_equal_on_all_ranks():
     model = mlp(layers=[keras.layers.BatchNormalization()])
-    history = model.fit(
-        X, Y, batch_size=32, epochs=2, shuffle=False, verbose=0, validation_data=(X[:40], Y[:40])
-    ).history
+    data = {"x": batched(X, Y), "validation_data": batched(X[:40], Y[:40])}
+    history = model.fit(**data, epochs=2, verbose=0).history
     assert np.isfinite(history["val_loss"]).all(), history
     return {"ranks_only": numbers(model)["weights"], "ranks_only_history": history}
 
@@ -85,7 +84,7 @@ def batch_normalization_is_equal_on_all_ranks():
 @case
 def batch_normalization_without_samples():
     model = mlp(layers=[keras.layers.BatchNormalization()])
-    history = model.fit(X[:33], Y[:33], batch_size=32, epochs=1, shuffle=False, verbose=0).history
+    history = model.fit(batched(X[:33], Y[:33]), epochs=1, verbose=0).history
     weights = numbers(model)["weights"]
     assert all(np.isfinite(weight).all() for weight in weights), "a rank without samples spoilt the weights"
     return {"ranks_only": weights, "ranks_only_history": history}
@@ -161,7 +160,7 @@ def stateful_metrics():
             keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="c"),
         ]
     model = mlp(metrics=metrics)
-    results = fitted(model, validation_data=(X[:41], Y[:41]))
+    results = fitted(model, validation_data=batched(X[:41], Y[:41]))
     with strategy.scope():
         binary = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(1, activation="sigmoid")])
         binary.compile("sgd", "binary_crossentropy", metrics=["AUC", "Precision", "F1Score"])

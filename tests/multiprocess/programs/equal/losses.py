@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
-from world import X, Y, case, fitted, mlp, numbers, spread, strategy
+from world import X, Y, batched, case, fitted, mlp, numbers, spread, strategy
 
 import tfdist
 
@@ -28,7 +28,7 @@ def no_reduction():
 @spread
 def mean_by_sample_weights():
     model = mlp(loss=cross_entropy(reduction="mean_with_sample_weight"))
-    return fitted(model, sample_weight=np.linspace(0, 2, 203) ** 2)
+    return fitted(model, X, Y, np.linspace(0, 2, 203) ** 2)
 
 
 def tagger(loss):
@@ -53,7 +53,7 @@ def mean_over_valid_steps():
 @case
 def mean_over_valid_steps_by_sample_weights():
     weights = np.linspace(0.5, 2, 75 * 9).reshape(75, 9)
-    return fitted(tagger(cross_entropy()), WORDS, WORDS % 3, sample_weight=weights)
+    return fitted(tagger(cross_entropy()), WORDS, WORDS % 3, weights)
 
 
 @case
@@ -161,7 +161,7 @@ def own_sum(average):
     with strategy.scope():
         model = OwnSum(average)
         model.compile("sgd", "mse")
-    model.fit(X[:75], Y[:75], batch_size=32, epochs=2, shuffle=False, verbose=0)
+    model.fit(batched(X[:75], Y[:75]), epochs=2, verbose=0)
     return numbers(model)
 
 
@@ -185,4 +185,4 @@ def several_outputs():
         losses = [cross_entropy(), keras.losses.MeanAbsoluteError(reduction="sum")]
         model.compile("sgd", losses, loss_weights=[1.0, 0.01], metrics=[["accuracy"], ["mae"]])
     y = [Y, (Y % 2).reshape(-1, 1).astype("float64")]
-    return fitted(model, X, y, validation_data=(X[:41], [part[:41] for part in y]))
+    return fitted(model, X, y, validation_data=batched(X[:41], tuple(part[:41] for part in y)))

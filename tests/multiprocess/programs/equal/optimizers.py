@@ -2,7 +2,7 @@
 
 import keras
 import tensorflow as tf
-from world import X, Y, case, fitted, mlp, numbers, spread, strategy
+from world import X, Y, batched, case, fitted, mlp, numbers, spread, strategy
 
 from tfdist.optimizers import GradientNoise
 
@@ -117,6 +117,6 @@ def an_infinity_on_one_rank():
         model.compile(optimizer(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     poisoned = X.copy()
     poisoned[40, 0] = 1e7  # in the second batch, on the first rank
-    model.fit(poisoned[:96], Y[:96], batch_size=32, epochs=1, shuffle=False, verbose=0)
+    model.fit(batched(poisoned[:96], Y[:96]), epochs=1, verbose=0)
     scale = float(model.optimizer.dynamic_scale.numpy())
     return {**numbers(model), "scale": scale, "steps": int(model.optimizer.step_counter.numpy())}

@@ -2,7 +2,7 @@
 
 import keras
 import numpy as np
-from world import X, Y, case, fitted, mlp, numbers, spread, strategy
+from world import X, Y, batched, case, fitted, mlp, numbers, spread, strategy
 
 
 @spread
@@ -46,7 +46,7 @@ def float8():
     with strategy.scope():
         model.quantize("float8")
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    history = model.fit(X, Y, batch_size=32, epochs=2, shuffle=False, verbose=0)
+    history = model.fit(batched(X, Y), epochs=2, verbose=0)
     ranges = {w.path: np.asarray(w).tolist() for w in model.weights if "inputs" in w.path or "kernel_" in w.path}
     assert len(ranges) == 8, ranges
     return {"low": [ranges, history.history["loss"]], "ranks_only": numbers(model)}

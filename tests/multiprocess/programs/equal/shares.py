@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from world import X, Y, case, fitted, mlp, numbers, spread, strategy
+from world import X, Y, batched, case, fitted, mlp, numbers, spread, strategy
 
 IMAGES = X[:33].reshape(-1, 8, 8, 1)
 """33 samples in batches of 32: the last batch has one, so that all ranks but one have none."""
@@ -127,7 +127,7 @@ def components_with_other_numbers_of_rows():
 @spread
 def moving_means_are_those_of_one_process():
     model = model_of(keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(10))
-    model.fit(X[:192], Y[:192], batch_size=32, epochs=1, shuffle=False, verbose=0)
+    model.fit(batched(X[:192], Y[:192]), epochs=1, verbose=0)
     return {"moving_mean": model.layers[0].moving_mean.numpy().tolist(), "ranks_only": numbers(model)["weights"]}
 
 
@@ -154,7 +154,7 @@ class Counting(keras.layers.Layer):
 @spread
 def counts_of_a_layer():
     model = model_of(Counting(), keras.layers.Dense(10))
-    model.fit(X[:33], Y[:33], batch_size=32, epochs=2, shuffle=False, verbose=0)
+    model.fit(batched(X[:33], Y[:33]), epochs=2, verbose=0)
     layer = model.layers[0]
     return {
         "steps": int(layer.steps.numpy()),
@@ -214,7 +214,7 @@ class Extremes(keras.metrics.Metric):
 def a_metric_that_keeps_a_maximum():
     with strategy.scope():
         extremes = Extremes()
-    return fitted(mlp(metrics=[extremes]), validation_data=(X[:41], Y[:41]))
+    return fitted(mlp(metrics=[extremes]), validation_data=batched(X[:41], Y[:41]))
 
 
 @spread
@@ -225,7 +225,7 @@ def logs_of_batches():
         def on_train_batch_end(self, batch, logs=None):
             seen.append({name: float(value) for name, value in logs.items()})
 
-    mlp(metrics=["accuracy"]).fit(X, Y, batch_size=32, epochs=2, shuffle=False, verbose=0, callbacks=[Watch()])
+    mlp(metrics=["accuracy"]).fit(batched(X, Y), epochs=2, verbose=0, callbacks=[Watch()])
     return {"logs": seen}
 
 
@@ -269,7 +269,7 @@ def logs_of_own_steps():
         model.compile("sgd")
     plateau = keras.callbacks.ReduceLROnPlateau("val_right", mode="max", factor=0.5, patience=0, min_delta=0.5)
     # Full batches: the guide's tracker gives each batch the same weight, whatever its size.
-    return fitted(model, X[:192], Y[:192], validation_data=(X[:41], Y[:41]), epochs=4, callbacks=[plateau])
+    return fitted(model, X[:192], Y[:192], validation_data=batched(X[:41], Y[:41]), epochs=4, callbacks=[plateau])
 
 
 @case

@@ -72,6 +72,20 @@ def numbers(model, history=None):
     return results
 
 
-def fitted(model, x=X, y=Y, **arguments):
-    settings = {"batch_size": 32, "epochs": 2, "shuffle": False, "verbose": 0, **arguments}
-    return numbers(model, model.fit(x, y, **settings) if y is not None else model.fit(x, **settings))
+def trained(model, *data, **arguments):
+    """The weights after `fit`, and its logs."""
+    settings = {"epochs": 2, "shuffle": False, "verbose": 0, **arguments}
+    return numbers(model, model.fit(*data, **settings))
+
+
+def fitted(model, x=X, y=Y, *weights, **arguments):
+    """What is `trained` on a dataset: of arrays Keras traces functions in each `fit`."""
+    return trained(model, batched(x, tuple(y) if isinstance(y, list) else y, *weights), **arguments)
+
+
+def fitted_on_arrays(model, x=X, y=Y, **arguments):
+    return trained(model, x, y, **{"batch_size": 32, **arguments})
+
+
+def batched(*arrays, size=32):
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(size)

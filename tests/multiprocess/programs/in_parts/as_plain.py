@@ -75,21 +75,23 @@ def compiled(make, optimizer=momentum, made=None, loss="mse", **how):
 
 
 def fit(model, x=X, epochs=2, **how):
-    return model.fit(x, Y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **how).history["loss"]
+    """The losses of epochs on a dataset: of arrays Keras traces functions in each call."""
+    data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(BATCH)
+    return model.fit(data, epochs=epochs, verbose=0, **how).history["loss"]
 
 
 def assert_as_plain(make, x, made, optimizer=momentum, epochs=2, loss="mse", **how):
     """Weights, losses and outputs are those of plain Keras, and some weights are in parts."""
     model = compiled(make, optimizer, made, loss, **how)
-    losses = fit(model, x, epochs)
-    outputs, weights = model.predict(x[:5], verbose=0), model.get_weights()
+    losses, some = fit(model, x, epochs), tf.data.Dataset.from_tensor_slices(x[:5]).batch(5)
+    outputs, weights = model.predict(some, verbose=0), model.get_weights()
     kept = [weight_parts.of(weight) is not None for weight in model.weights]
     assert tfdist.all_gather(tf.constant([any(kept)])).numpy().any()  # a stage of a pipeline may have none
     if rank == 0:
         plain = compiled(make, optimizer, loss=loss)
         np.testing.assert_allclose(losses, fit(plain, x, epochs), rtol=1e-6)
         assert_close(weights, plain.get_weights())
-        np.testing.assert_allclose(outputs, plain.predict(x[:5], verbose=0), rtol=1e-6)
+        np.testing.assert_allclose(outputs, plain.predict(some, verbose=0), rtol=1e-6)
     tfdist.barrier()
     return model
 
@@ -129,14 +131,14 @@ def assert_files_as_plain(strategy, make):
     """Files are plain Keras's, and are read back; training goes on, and stops early. One process trains plain Keras."""
     path = os.path.join(FOLDER, f"model-{size}.keras")
     path_of_weights = path.replace(".keras", ".weights.h5")
-    made, adam = strategy(), keras.optimizers.Adam
-    model = compiled(make, adam, made)
+    made = strategy()
+    model = compiled(make, made=made)
     fit(model)
     model.save(path)
     model.save_weights(path_of_weights)
     tfdist.barrier()
     with made.scope():
-        loaded, fresh = keras.models.load_model(path), compiled(make, adam, made)
+        loaded, fresh = keras.models.load_model(path), compiled(make, made=made)
         fresh.run_eagerly = True
         fresh.optimizer.build(fresh.trainable_variables)
     fresh.load_weights(path_of_weights)
@@ -150,7 +152,7 @@ def assert_files_as_plain(strategy, make):
     assert_close(loaded, weights)
     stopped = weights_of_the_best_epoch(model)
     if rank == 0:
-        alone, plain = keras.models.load_model(path), compiled(make, adam)
+        alone, plain = keras.models.load_model(path), compiled(make)
         alone.run_eagerly = True
         plain.optimizer.build(plain.trainable_variables)
         plain.load_weights(path_of_weights)

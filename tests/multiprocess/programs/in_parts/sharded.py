@@ -41,12 +41,14 @@ def averages():
     return optimizer
 
 
+def momentum():
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
 OPTIMIZERS = {
     "averages": averages,
     "accumulated": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, clipnorm=0.1),
-    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=256.0, dynamic_growth_steps=3
-    ),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(momentum(), initial_scale=256.0, dynamic_growth_steps=3),
     "factored": lambda: keras.optimizers.Adafactor(0.01),
 }
 MORE = {
@@ -221,17 +223,17 @@ def restarted():
     place = os.path.join(FOLDER, f"backup-{size}")
     with pytest.raises(KeyError, match="interrupted"):
         fit(
-            compiled(keras.optimizers.Adam, strategy()),
+            compiled(momentum, strategy()),
             3,
             callbacks=[keras.callbacks.BackupAndRestore(place), Interrupts(2)],
         )
     tfdist.barrier()
-    model = compiled(keras.optimizers.Adam, strategy())
+    model = compiled(momentum, strategy())
     fit(model, 3, callbacks=[keras.callbacks.BackupAndRestore(place)])
     assert_alike(model)
     weights = model.get_weights()
     if rank == 0:
-        plain = compiled(keras.optimizers.Adam)
+        plain = compiled(momentum)
         fit(plain, 3)
         assert_close(weights, plain.get_weights())
     tfdist.barrier()
@@ -252,7 +254,7 @@ def callbacks():
         ]
 
     def how(name):
-        return {"callbacks": given(name), "validation_data": (X[:9], Y[:9])}
+        return {"callbacks": given(name), "validation_data": tf.data.Dataset.from_tensors((X[:9], Y[:9]))}
 
     model = compiled(optimizer, strategy())
     losses = fit(model, 3, **how("sharded"))
@@ -272,7 +274,7 @@ def loops():
         gan = Gan()
         gan.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.01, momentum=0.9))
         gan.build((None, 5))
-    gan.fit(X[:, :5], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    gan.fit(tf.data.Dataset.from_tensor_slices(X[:, :5]).batch(BATCH), epochs=2, verbose=0)
     assert_alike(gan)
     with made.scope():
         variables = [tf.Variable(np.ones(shape, "float32")) for shape in ((3, 2), (2,), (4,))]
@@ -280,7 +282,7 @@ def loops():
         optimizer.build(variables)
     made.run(lambda: optimizer.apply([tf.ones_like(variable) for variable in variables], variables))
     assert all((variable.numpy() == 1 - 0.5 * size).all() for variable in variables), variables
-    model = compiled(lambda: keras.optimizers.SGD(0.1, momentum=0.9), made)
+    model = compiled(momentum, made)
     step = stepping(made, model)
     for _ in range(3):
         step(tf.constant(X[:8]), tf.constant(Y[:8]))

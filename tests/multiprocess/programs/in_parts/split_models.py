@@ -80,7 +80,7 @@ def words():
     inputs = keras.Input((6,), dtype="int64")
     embedding = of.embedding(12, 6, mask_zero=True, embeddings_regularizer="l2")
     hidden = of.columns(12, "tanh", gather_output=False)(embedding(inputs))
-    hidden = layers.LSTM(6)(of.rows(6, input_is_parallel=True)(hidden))
+    hidden = layers.SimpleRNN(6)(of.rows(6, input_is_parallel=True)(hidden))
     return keras.Model(inputs, layers.Dense(2)(Tied(embedding)(hidden)))
 
 

@@ -74,7 +74,7 @@ def images():
 def words():
     inputs = keras.Input((6,), dtype="int64")
     embedding = layers.Embedding(12, 4, mask_zero=True, embeddings_regularizer="l2")
-    hidden = layers.Bidirectional(layers.LSTM(2, return_sequences=True))(embedding(inputs))
+    hidden = layers.Bidirectional(layers.SimpleRNN(2, return_sequences=True))(embedding(inputs))
     hidden = hidden + layers.MultiHeadAttention(2, 2, use_bias=False)(hidden, hidden)
     hidden = layers.LayerNormalization()(layers.TimeDistributed(layers.Dense(4))(hidden))
     return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(Tied(embedding)(hidden))))

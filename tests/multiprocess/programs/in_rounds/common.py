@@ -43,7 +43,7 @@ def sums_are_those_of_the_whole_batch(linear, strategy, place):
                 model = linear(current_strategy)
                 model.compile(keras.optimizers.SGD(0.002), loss, run_eagerly=current_strategy is not strategy)
             history = model.fit(x, y, batch_size=12, shuffle=False, verbose=0).history
-            evaluated = model.evaluate(x, y, batch_size=12, verbose=0)
+            evaluated = model.evaluate(batched(x, y, 12), verbose=0)
             results.append((model, history["loss"], evaluated))
         (plain, expected, wanted), (model, loss_history, got) = results
         assert_close(model, plain.get_weights())
@@ -106,7 +106,7 @@ def callbacks_set_rates_and_weights(linear, strategy):
     results = []
     for current_strategy in (tf.distribute.get_strategy(), strategy):
         model = linear(current_strategy, run_eagerly=current_strategy is not strategy)
-        history = model.fit(x, x[:, :3], batch_size=12, epochs=2, shuffle=False, verbose=0, callbacks=[Sets()]).history
+        history = model.fit(batched(x, x[:, :3], 12), epochs=2, verbose=0, callbacks=[Sets()]).history
         results.append((model, history["loss"]))
     (plain, expected), (model, losses) = results
     assert_close(model, plain.get_weights())

@@ -104,13 +104,15 @@ def features():
     )
     for optimizer in dealt(optimizers, 2, 4):
         model = linear(strategy(), optimizer=optimizer, metrics=["mae"])
-        history = fit(model, epochs=6, validation_data=(X, Y))
+        history = fit(model, epochs=6, validation_data=batched(X, Y, 32))
         assert_alike(model)
         assert history["loss"][-1] < history["loss"][0]
         if model.optimizer.use_ema:  # the averages are the weights from the end of `fit` on
             continue
-        np.testing.assert_allclose(history["val_loss"][-1], model.evaluate(X, Y, verbose=0)[0])
-        np.testing.assert_allclose(history["val_loss"][-1], np.mean((model.predict(X, verbose=0) - Y) ** 2))
+        np.testing.assert_allclose(history["val_loss"][-1], model.evaluate(batched(X, Y, 32), verbose=0)[0])
+        np.testing.assert_allclose(
+            history["val_loss"][-1], np.mean((model.predict(batched(X, Y, 32), verbose=0) - Y) ** 2)
+        )
 
 
 def callbacks():
@@ -133,7 +135,7 @@ def loops():
         gan = Gan()
         gan.build((None, 5))
         gan.compile(keras.optimizers.SGD(0.01, momentum=0.9), keras.optimizers.SGD(0.01, momentum=0.9))
-    gan.fit(X, batch_size=BATCH, epochs=2, verbose=0)
+    gan.fit(tf.data.Dataset.from_tensor_slices(X).batch(BATCH), epochs=2, verbose=0)
     assert_alike(gan)
     model = linear(made := strategy())
     step = stepping(made, model)
@@ -159,7 +161,7 @@ def again():
     assert_alike(model)
     for _ in range(3):
         model.train_on_batch(X[:8], Y[:8])
-    model.evaluate(X, Y, verbose=0)
+    model.evaluate(batched(X, Y, 32), verbose=0)
     assert int(model.optimizer.iterations) == 7 + 3
     assert_alike(model)
 

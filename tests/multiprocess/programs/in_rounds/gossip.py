@@ -112,7 +112,7 @@ def synchronous():
 
     def trained(strategy, run_eagerly=False):
         model = linear(strategy, metrics=["mae"], run_eagerly=run_eagerly)
-        return model, fit(model, validation_data=(X[:24], Y[:24]))
+        return model, fit(model, validation_data=batched(X[:24], Y[:24], 32))
 
     plain, expected = trained(tf.distribute.get_strategy(), run_eagerly=True)
     model, history = trained(tfdist.GossipStrategy(topology="complete"))
@@ -172,14 +172,17 @@ def features():
         model = deep(strategy, optimizer, "mixed_float16" if scaled else None)
         reports, stale = tfdist.callbacks.Communication(), tfdist.callbacks.StalenessReport()
         stopping = keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=10.0)
-        before = model.evaluate(X, Y, verbose=0)[0]
-        history = fit(model, epochs=6, validation_data=(X[:21], Y[:21]), callbacks=[stopping, reports, stale])
+        whole = batched(X, Y, 32)
+        before = model.evaluate(whole, verbose=0)[0]
+        history = fit(
+            model, epochs=6, validation_data=batched(X[:21], Y[:21], 32), callbacks=[stopping, reports, stale]
+        )
         assert_alike(model)
         assert len(history["loss"]) == 2, history
         everyone = tfdist.all_gather(tf.constant([[history[name][-1] for name in sorted(history)]])).numpy()
         assert (everyone == everyone[0]).all(), (sorted(history), everyone)
-        assert model.evaluate(X, Y, verbose=0)[0] < before
-        assert len(model.predict(X, verbose=0)) == ROWS
+        assert model.evaluate(whole, verbose=0)[0] < before
+        assert len(model.predict(whole, verbose=0)) == ROWS
         assert len(reports.history["replica_distance"]) == 2, reports.history
         assert 0 <= reports.history["replica_distance"][-1] < 1, reports.history
         if size > 1:
@@ -213,7 +216,7 @@ def loops():
             gan = Gan()
             gan.build((None, 5))
             gan.compile(keras.optimizers.SGD(0.01, momentum=0.9), keras.optimizers.SGD(0.01, momentum=0.9))
-        gan.fit(X, batch_size=BATCH, epochs=2, verbose=0)
+        gan.fit(tf.data.Dataset.from_tensor_slices(X).batch(BATCH), epochs=2, verbose=0)
         assert_alike(gan)
 
     reference = Training(START, size)
@@ -252,7 +255,7 @@ def again():
         fit(model, epochs=1, callbacks=[Resets()])
         assert_close(model, START)
         model.set_weights([weight + 1 for weight in START])
-        model.evaluate(X, Y, verbose=0)
+        model.evaluate(batched(X, Y, 32), verbose=0)
         assert_close(model, [weight + 1 for weight in START])
 
 
@@ -268,7 +271,7 @@ def uneven():
 
         model.fit(strategy.distribute_datasets_from_function(dataset), epochs=2, verbose=0)
         assert_alike(model)
-        assert np.isfinite(model.evaluate(X, Y, verbose=0))
+        assert np.isfinite(model.evaluate(batched(X, Y, 32), verbose=0))
 
     strategy = tfdist.GossipStrategy()
     model = linear(strategy)

@@ -100,7 +100,7 @@ def golden():
 def synchronous():
     """A round of one step with SGD, with or without a start of such steps, is what one process does."""
     for arguments, momentum in (({"sync_every": 1}, 0.0), ({"sync_every": 9, "start_after": 1000}, 0.875)):
-        reports = {} if momentum else {"validation_data": (X[:21], Y[:21])}
+        reports = {} if momentum else {"validation_data": batched(X[:21], Y[:21], 32)}
         metrics = [] if momentum else ["mae"]
         plain = linear(None, momentum, metrics=metrics, run_eagerly=True)
         expected = fit(plain, rows=51, epochs=2, **reports)  # some processes have no row of the last batch
@@ -171,15 +171,16 @@ def features():
         strategy = tfdist.LocalSGDStrategy(**arguments)
         model = deep(strategy, optimizer, "mixed_float16" if scaled else None, model=Own)
         stopping = keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=10.0)
-        before = model.evaluate(X, Y, verbose=0)[0]
-        history = fit(model, epochs=6, validation_data=(X[:21], Y[:21]), callbacks=[stopping])
+        whole = batched(X, Y, 32)
+        before = model.evaluate(whole, verbose=0)[0]
+        history = fit(model, epochs=6, validation_data=batched(X[:21], Y[:21], 32), callbacks=[stopping])
         assert_alike(model)
         assert len(history["loss"]) == 2, history
         assert np.isfinite(history["mine"]).all(), history
         everyone = tfdist.all_gather(tf.constant([[history[name][-1] for name in sorted(history)]])).numpy()
         assert (everyone == everyone[0]).all(), (sorted(history), everyone)
-        assert model.evaluate(X, Y, verbose=0)[0] < before
-        assert len(model.predict(X, verbose=0)) == ROWS
+        assert model.evaluate(whole, verbose=0)[0] < before
+        assert len(model.predict(whole, verbose=0)) == ROWS
 
 
 def loops():
@@ -189,7 +190,7 @@ def loops():
         gan = Gan()
         gan.build((None, 5))
         gan.compile(keras.optimizers.SGD(0.01, momentum=0.9), keras.optimizers.SGD(0.01, momentum=0.9))
-    gan.fit(X, batch_size=BATCH, epochs=2, verbose=0)
+    gan.fit(tf.data.Dataset.from_tensor_slices(X).batch(BATCH), epochs=2, verbose=0)
     assert_alike(gan)
 
     expected = Training(START, size, lambda step: 3)

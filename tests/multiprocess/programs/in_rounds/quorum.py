@@ -120,11 +120,11 @@ def features():
     )
     for optimizer in dealt(optimizers, 0, 4):
         model = linear(strategy(), optimizer=optimizer, metrics=["mae"])
-        history = fit(model, epochs=6, validation_data=(X, Y))
+        history = fit(model, epochs=6, validation_data=batched(X, Y, 32))
         assert history["loss"][-1] < history["loss"][0]
         note("features", model)
         if not getattr(model.optimizer, "use_ema", False):  # the averages are the weights from the end of `fit` on
-            expected = np.mean((model.predict(X, verbose=0) - Y) ** 2)
+            expected = np.mean((model.predict(batched(X, Y, 32), verbose=0) - Y) ** 2)
             np.testing.assert_allclose(history["val_loss"][-1], expected)
         hashes["features"].append([round(value, 9) for value in history["val_loss"]])
 
@@ -176,7 +176,7 @@ def loops():
         gan = Gan()
         gan.build((None, 5))
         gan.compile(keras.optimizers.SGD(0.01, momentum=0.9), keras.optimizers.SGD(0.01, momentum=0.9))
-    gan.fit(data(rank)[0], batch_size=2 + rank, epochs=2, verbose=0)
+    gan.fit(tf.data.Dataset.from_tensor_slices(data(rank)[0]).batch(2 + rank), epochs=2, verbose=0)
     note("loops", gan)
     model = linear(made := strategy())
     step = stepping(made, model)
@@ -185,7 +185,7 @@ def loops():
     made.settle(model)
     note("loops", model)
     step(tf.constant(X[rank : 8 + rank] / 3), tf.constant(Y[rank : 8 + rank] / 3))
-    model.evaluate(X, Y, verbose=0)
+    model.evaluate(batched(X, Y, 32), verbose=0)
     note("loops", model)
 
 

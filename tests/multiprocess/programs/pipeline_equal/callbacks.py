@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 from world import check, made, network, state, trained, vectors
 
 import tfdist
@@ -28,7 +29,9 @@ def callbacks(place):
             on_train_batch_end=lambda batch, logs: seen.append([batch, logs["loss"], logs["mae"]]),
         ),
     ]
-    results = trained(place, model, x, y, epochs=6, callbacks=given, validation_data=(x[:8], y[:8]))
+    results = trained(
+        place, model, x, y, epochs=6, callbacks=given, validation_data=tf.data.Dataset.from_tensors((x[:8], y[:8]))
+    )
     epochs = len(results["history"]["loss"])
     assert epochs == 3, "the loss falls, so that the first epoch's is the largest"
     names = {path.name for path in folder.iterdir()} - {"model.keras"}

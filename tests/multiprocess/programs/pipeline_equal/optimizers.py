@@ -119,7 +119,8 @@ def statistics_of_micro_batches(place):
 
     model = made(place, make, "sgd", "mse", metrics=lambda: ["mae"])
     x, y = vectors()
-    history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, validation_data=(x, y), verbose=0).history
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    history = model.fit(data, epochs=2, validation_data=data, verbose=0).history
     return {"history": history, "weights": model.get_weights()}
 
 
@@ -136,7 +137,7 @@ def dropout_is_alike_in_all_schedules(place):
     for strategy in (place.strategy, tfdist.PipelineStrategy(stages=2, micro_batches=2, schedule="gpipe")):
         keras.utils.set_random_seed(7)
         model = made(Place(place.folder, strategy), make, "sgd", "mse")
-        model.fit(*vectors(), batch_size=8, shuffle=False, verbose=0)
+        model.fit(tf.data.Dataset.from_tensor_slices(vectors()).batch(8), verbose=0)
         weights.append(model.get_weights())
     for weight, other in zip(*weights, strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
@@ -172,9 +173,10 @@ def metrics(place):
     x, y = classes()
     y = (y > 0).astype("float32").reshape(-1, 1)
     model = made(place, make, "sgd", "binary_crossentropy", of_compile, weighted_metrics=["accuracy"])
-    options = {"sample_weight": np.linspace(0, 1, ROWS), "validation_data": (x, y)}
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    options = {"sample_weight": np.linspace(0, 1, ROWS), "validation_data": data}
     history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, **options).history
-    return {"history": history, "evaluated": model.evaluate(x, y, batch_size=8, verbose=0)}
+    return {"history": history, "evaluated": model.evaluate(data, verbose=0)}
 
 
 @check(2, cuts=["d2"])
