@@ -2,7 +2,7 @@
 
 import keras
 import keras_tuner
-from common import digits, folder, strategy
+from common import batched, digits, folder, strategy
 
 scope = strategy()
 images, labels = digits(60)
@@ -28,15 +28,8 @@ tuner = keras_tuner.RandomSearch(
     project_name="digits",
     overwrite=True,
 )
-tuner.search(
-    flat[:40],
-    labels[:40],
-    batch_size=20,
-    epochs=2,
-    shuffle=False,
-    verbose=0,
-    validation_data=(flat[40:], labels[40:]),
-)
+validation = batched(flat[40:], labels[40:], size=20)
+tuner.search(batched(flat[:40], labels[:40], size=20), epochs=2, verbose=0, validation_data=validation)
 best = tuner.get_best_hyperparameters()[0].values
 model = tuner.get_best_models()[0]
 results = {"best": {name: float(value) for name, value in best.items()}, "outputs": model(flat[:5])}

@@ -5,7 +5,7 @@ Sums in 16 bits are rounded in another order: equal to one process to 2 in 100.
 
 import keras
 import tensorflow as tf
-from common import digits, strategy, weights
+from common import batched, digits, strategy, weights
 from keras import layers
 
 scope = strategy()
@@ -36,7 +36,7 @@ def train(policy):
         hidden = layers.Dense(16, "tanh")(inputs)
         model = Scaled(inputs, layers.Dense(10, dtype="float32")(hidden))
         model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
-    history = model.fit(flat, labels, batch_size=32, epochs=2, shuffle=False, verbose=0)
+    history = model.fit(batched(flat, labels, size=32), epochs=2, verbose=0)
     return {"weights": weights(model), "loss": history.history["accuracy"]}
 
 

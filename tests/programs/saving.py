@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from common import PLAIN, SHARD, digits, folder, strategy, weights
+from common import PLAIN, SHARD, batched, digits, folder, strategy, weights
 from keras import layers
 
 scope = strategy()
@@ -29,7 +29,7 @@ class Residual(layers.Layer):
 
 
 def fit(model):
-    return model.fit(images, labels, batch_size=24, epochs=1, shuffle=False, verbose=0).history["loss"]
+    return model.fit(batched(images, labels, size=24), epochs=1, verbose=0).history["loss"]
 
 
 def build():

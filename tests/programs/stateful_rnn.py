@@ -5,7 +5,7 @@ The batch is fixed per replica, as under every strategy of TensorFlow: 12 series
 
 import keras
 import numpy as np
-from common import strategy, weights
+from common import batched, strategy, weights
 from keras import layers
 
 scope = strategy()
@@ -27,7 +27,7 @@ with scope.scope():
         [layers.Input(batch_shape=(per_replica, 6, 1)), layers.LSTM(4, stateful=True), layers.Dense(1)]
     )
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-history = model.fit(x, y, batch_size=SERIES, epochs=2, shuffle=False, verbose=0, callbacks=[Forget()])
+history = model.fit(batched(x, y, size=SERIES), epochs=2, verbose=0, callbacks=[Forget()])
 results = {"weights": weights(model), "history": history.history}
 model.layers[0].reset_states()
 results["outputs"] = model.predict(x, batch_size=SERIES, verbose=0)

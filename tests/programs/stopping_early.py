@@ -4,13 +4,13 @@ import os
 
 import keras
 import numpy as np
-import tensorflow as tf
-from common import digits, strategy, weights
+from common import batched, digits, strategy, weights
 
 scope = strategy()
 images, labels = digits(96)
 flat = images.reshape(-1, 64)
-endless = tf.data.Dataset.from_tensor_slices((flat, labels)).batch(12).repeat()
+whole = batched(flat, labels, size=12)
+endless = whole.repeat()
 nan_at = flat.copy()
 nan_at[50] = np.nan
 
@@ -81,7 +81,7 @@ class EvaluatesAfterwards(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if self.model.stop_training:
-            self.found.append(self.model.evaluate(flat[:25], labels[:25], batch_size=5, verbose=0))
+            self.found.append(self.model.evaluate(batched(flat[:25], labels[:25], size=5), verbose=0))
 
 
 ALWAYS = "arrays", "an endless dataset with steps", "several steps in a call"
@@ -91,7 +91,7 @@ results = {}
 for name, data, arguments, compiling in (
     ("arrays", (flat, labels), {"batch_size": 12, "shuffle": False}, {}),
     ("an endless dataset", (endless,), {}, {}),
-    ("an endless dataset with steps", (endless,), {"steps_per_epoch": 10, "validation_data": (flat, labels)}, {}),
+    ("an endless dataset with steps", (endless,), {"steps_per_epoch": 10, "validation_data": whole}, {}),
     ("a PyDataset", (Batches(),), {"shuffle": False}, {}),
     ("several steps in a call", (endless,), {"steps_per_epoch": 6}, {"steps_per_execution": 2}),
     ("eagerly", (flat, labels), {"batch_size": 12, "shuffle": False}, {"run_eagerly": True}),
@@ -115,12 +115,12 @@ results["rates"] = {"tried": finder.tried, "weights": weights(model)}
 
 model = as_new()
 history = model.fit(
-    nan_at, labels, batch_size=12, epochs=3, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN()], shuffle=False
+    batched(nan_at, labels, size=12), epochs=3, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN()]
 ).history
 results["nan"] = {"epochs": len(history["loss"]), "steps": model.optimizer.iterations}
 
 # The same data train on afterwards, from where an endless dataset's iterator is.
 model, stops = as_new(), StopsAfter(3)
-model.fit(flat, labels, batch_size=12, epochs=1, shuffle=False, verbose=0, callbacks=[stops])
-history = model.fit(flat, labels, batch_size=12, epochs=2, shuffle=False, verbose=0).history
+model.fit(whole, epochs=1, verbose=0, callbacks=[stops])
+history = model.fit(whole, epochs=2, verbose=0).history
 results["again"] = {"history": history, "weights": weights(model), "steps": model.optimizer.iterations}

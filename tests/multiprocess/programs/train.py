@@ -10,6 +10,7 @@ import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist
 
@@ -52,7 +53,8 @@ callbacks = [Act()]
 if path := os.environ.get("TEST_CHECKPOINT"):
     callbacks.append(keras.callbacks.ModelCheckpoint(path))
 try:
-    model.fit(np.zeros((640, 32)), np.zeros((640, 4)), batch_size=16, epochs=EPOCHS, verbose=0, callbacks=callbacks)
+    data = tf.data.Dataset.from_tensor_slices((np.zeros((640, 32)), np.zeros((640, 4)))).batch(16)
+    model.fit(data, epochs=EPOCHS, verbose=0, callbacks=callbacks)
 except tfdist.TfdistError as error:
     print("ERROR", type(error).__name__, error, flush=True)
     raise

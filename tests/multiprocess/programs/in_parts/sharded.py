@@ -41,8 +41,9 @@ def averages():
     return optimizer
 
 
-def momentum():
-    return keras.optimizers.SGD(0.1, momentum=0.9)
+def momentum(**how):
+    """An optimizer that has slots, and less to trace than Adam."""
+    return keras.optimizers.SGD(0.1, momentum=0.9, **how)
 
 
 OPTIMIZERS = {
@@ -186,7 +187,7 @@ def error_of(variable):
 def saved():
     """Files are those of plain Keras, both ways, and training goes on with the optimizer's state."""
     path = os.path.join(FOLDER, f"model-{size}.keras")
-    made, optimizer = strategy(), lambda: keras.optimizers.Adam(0.01, use_ema=True)
+    made, optimizer = strategy(), lambda: momentum(use_ema=True)
     model = compiled(optimizer, made)
     fit(model)
     model.save(path)
@@ -243,7 +244,7 @@ def callbacks():
     """Those that swap, keep and write weights, with validation."""
 
     def optimizer():
-        return keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.5)
+        return momentum(use_ema=True, ema_momentum=0.5)
 
     def given(name):
         path = os.path.join(FOLDER, f"{name}-{size}.keras")
@@ -298,19 +299,23 @@ def loops():
 
 def compressed():
     """As without `shard=`, where sums are not encoded again: on two processes. Some weights are not compressed."""
+
+    def clipped():
+        return momentum(global_clipnorm=0.1)
+
     method = tfdist.compression.BFloat16()  # whose roundings are the same in parts
-    whole = compiled(averages, strategy(shard=None, compression=method))
+    whole = compiled(clipped, strategy(shard=None, compression=method))
     fit(whole, 3)
     parts = [{"shard": "optimizer"}, {"shard": "weights"}, {"shard": "weights", "gather": "model"}]
     models = []
     for place, arguments in enumerate(parts):
-        model = compiled(averages, strategy(compression=method, **arguments))
+        model = compiled(clipped, strategy(compression=method, **arguments))
         backup = keras.callbacks.BackupAndRestore(os.path.join(FOLDER, f"compressed-{place}-{size}"))
         with pytest.raises(KeyError, match="interrupted"):
             fit(model, 3, callbacks=[backup, Interrupts(2)])
         tfdist.barrier()
         made = strategy(compression=method, **arguments)  # takes over the residuals that were saved
-        models.append(compiled(averages, made))
+        models.append(compiled(clipped, made))
         fit(models[-1], 3, callbacks=[backup])
         traffic = made.compression()
         assert {path.split("/")[0] for path in traffic} == {"wide"}, traffic
