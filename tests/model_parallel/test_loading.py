@@ -1,8 +1,8 @@
 """Loading in a process that has not used a device scope."""
 
 import json
-import subprocess
-import sys
+
+import pytest
 
 from tests.model_parallel.test_device_scope import functional
 from tests.multiprocess import harness
@@ -20,16 +20,12 @@ print(json.dumps([[one.value.device[-5:] for one in each.variables] for each in 
 """
 
 
+@pytest.mark.multiprocess
 def test_tfdist_loads_the_devices(tmp_path):
     functional().save(tmp_path / "model.keras")
-    completed = subprocess.run(
-        [sys.executable, "-c", LOADING, str(tmp_path / "model.keras")],
-        env=harness.environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert completed.returncode == 0, completed.stderr
-    plain, ours = json.loads(completed.stdout.splitlines()[-1])
+    program = tmp_path / "loading.py"
+    program.write_text(LOADING)
+    (ended,) = harness.run([str(program), str(tmp_path / "model.keras")], 1)
+    plain, ours = json.loads(ended.output.splitlines()[-1])
     assert plain == ["CPU:0"] * 4
     assert ours == ["CPU:1", "CPU:1", "CPU:2", "CPU:2"]
