@@ -64,7 +64,13 @@ def places(operations, part):
 
 
 def train_step(model, *shape, outputs=1, inputs=1):
-    """A function that makes one training step, on data of the given shape of a row."""
+    """A function that makes one training step, on data of the given shape of a row.
+
+    A model that is built gets its optimizer's variables now: where the step makes them, Keras traces it twice.
+    """
+    if model.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
     generator = np.random.default_rng(0)
     x = [generator.normal(size=(ROWS, *shape)).astype("float32") for _ in range(inputs)]
     y = generator.normal(size=(ROWS, outputs)).astype("float32")

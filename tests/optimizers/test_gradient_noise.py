@@ -16,6 +16,11 @@ STEPS = [[generator.normal(0.5, 2.0, size=shape) for shape in SHAPES] for _ in r
 SGD = keras.optimizers.SGD
 
 
+def eagerly(function):
+    """Takes the place of `tf.function` where few steps would take longer to trace."""
+    return function
+
+
 def applied(optimizer, steps=STEPS, dtype="float64", beginning=BEGINNING, function=tf.function):
     """The variables after an optimizer has applied gradients, one after another."""
     variables = [keras.Variable(tensor, dtype=dtype, name=f"kernel_{place}") for place, tensor in enumerate(beginning)]
@@ -68,7 +73,7 @@ def trace(ratio):
     return deviations
 
 
-@pytest.mark.parametrize("function", [tf.function, sweep(lambda function: function)], ids=["graph", "eager"])
+@pytest.mark.parametrize("function", [tf.function, sweep(eagerly)], ids=["graph", "eager"])
 @pytest.mark.parametrize(
     ("given", "of_inner", "expected"),
     [
@@ -114,7 +119,8 @@ def test_variances_are_those_of_a_smaller_batch(structure):
     variances = 2 * deviations**2  # of the two parts, without bias
     beginning = [np.zeros((3, 20_000)), np.zeros(2)]
     inner = SGD(1.0, gradient_accumulation_steps=2)
-    noise = -1 - applied(GradientNoise(inner, 5, structure), parts, beginning=beginning)[0].ravel()
+    optimizer = GradientNoise(inner, 5, structure)
+    noise = -1 - applied(optimizer, parts, beginning=beginning, function=eagerly)[0].ravel()
     expected = 4 * variances / 2
     np.testing.assert_allclose(np.mean(noise), 0, atol=0.03)
     np.testing.assert_allclose(np.sum(noise**2), np.sum(expected), rtol=0.03)
@@ -130,7 +136,7 @@ def test_noise_is_new_in_each_update_and_for_each_variable():
     for seed in (0, 0, 1):
         for updates in (1, 2):
             optimizer = GradientNoise(SGD(1.0), structure="isotropic", stddev=1.0, seed=seed)
-            rows.append(applied(optimizer, [zero] * updates, beginning=zero))
+            rows.append(applied(optimizer, [zero] * updates, beginning=zero, function=eagerly))
     first, second, again, _, other, _ = rows
     np.testing.assert_array_equal(first, again)
     drawn = np.concatenate(
@@ -148,8 +154,13 @@ def test_sparse_gradients_get_noise_like_dense_gradients():
     dense = [[np.array([[2.0 * value] * 2, [0, 0], [0, 0]])] for value in (1.0, 3.0)]
     for given in ({"ratio": 4}, {"structure": "isotropic", "stddev": 1.0}):
         tables = [
-            applied(GradientNoise(SGD(1.0, gradient_accumulation_steps=2), **given), steps, beginning=[np.ones((3, 2))])
-            for steps in (sparse, dense)
+            applied(
+                GradientNoise(SGD(1.0, gradient_accumulation_steps=2), **given),
+                steps,
+                beginning=[np.ones((3, 2))],
+                function=function,
+            )
+            for steps, function in ((sparse, tf.function), (dense, eagerly))
         ]
         np.testing.assert_allclose(*tables, rtol=1e-12)
     table = applied(GradientNoise(SGD(1.0), structure="isotropic", stddev=1.0), sparse, beginning=[np.zeros((3, 2))])[0]
@@ -241,7 +252,7 @@ def test_float16_variance_does_not_underflow():
     """Squares of gradients of 1e-4 are zero in float16."""
     parts = [[np.full((3, 2), 1e-4 * sign), np.zeros(2)] for sign in (1, -1)]
     optimizer = GradientNoise(SGD(1.0, gradient_accumulation_steps=2), ratio=100)
-    kernel = applied(optimizer, parts, "float16", [np.zeros((3, 2)), np.zeros(2)])[0]
+    kernel = applied(optimizer, parts, "float16", [np.zeros((3, 2)), np.zeros(2)], eagerly)[0]
     assert (kernel != 0).all()
     assert np.abs(kernel).max() < 0.01
 

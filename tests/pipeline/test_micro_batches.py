@@ -1,5 +1,7 @@
 """Parts of batches: every sample is in one of them, in order."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,10 +10,10 @@ from tfdist.pipeline.micro_batches import MicroBatches
 from tfdist.private.keras import backend
 
 
-@pytest.mark.parametrize("samples", [1, 2, 3, 7, 8])
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-@pytest.mark.parametrize("is_known", [True, False])
-def test_every_sample_is_in_one_part(samples, count, is_known):
+@functools.cache
+def divided(count, samples):
+    """A function that divides a batch of so many samples, or of any number for None, and joins its parts."""
+
     def run(x, y):
         batch = {"x": x, "y": (y, None)}
         parts = MicroBatches(batch, count)
@@ -23,9 +25,16 @@ def test_every_sample_is_in_one_part(samples, count, is_known):
             [parts.weight(n) for n in range(count)],
         )
 
+    specs = [tf.TensorSpec([samples, 2], tf.float32), tf.TensorSpec([samples], tf.int32)]
+    return tf.function(run, input_signature=specs)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_every_sample_is_in_one_part(samples, count, is_known):
     x, y = tf.reshape(tf.range(2.0 * samples), [samples, 2]), tf.range(samples)
-    specs = [tf.TensorSpec([samples if is_known else None, *tensor.shape[1:]], tensor.dtype) for tensor in (x, y)]
-    joined, parts, rows, weights = tf.function(run, input_signature=specs)(x, y)
+    joined, parts, rows, weights = divided(count, samples if is_known else None)(x, y)
     np.testing.assert_array_equal(joined, x)
     assert [int(tensor) for tensor in rows] == [
         (number + 1) * samples // count - number * samples // count for number in range(count)

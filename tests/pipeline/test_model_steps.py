@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from tests.pipeline import models
@@ -95,14 +96,15 @@ def trained(make, compiled, schedule=None, batch_size=8, predicts=True):
     model = make()
     optimizer = compiled["optimizer"]
     model.compile(**{**compiled, "optimizer": optimizer() if callable(optimizer) else optimizer})
+    model.optimizer.build(model.trainable_variables)  # where the step makes its variables, Keras traces it twice
     if schedule is not None:
         split(model, schedule)
     x, y = data_of(model)
-    options = {"batch_size": batch_size, "verbose": 0}
-    history = model.fit(x, y, validation_data=(x, y), epochs=2, shuffle=False, **options).history
-    evaluated = model.evaluate(x, y, return_dict=True, **options)
+    data = tf.data.Dataset.from_tensor_slices((tuple(x) if isinstance(x, list) else x, y)).batch(batch_size)
+    history = model.fit(data, validation_data=data, epochs=2, shuffle=False, verbose=0).history
+    evaluated = model.evaluate(data, return_dict=True, verbose=0)
     state = [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
-    return history, evaluated, keras.tree.flatten(model.predict(x, **options)) if predicts else [], state
+    return history, evaluated, keras.tree.flatten(model.predict(data, verbose=0)) if predicts else [], state
 
 
 def plain(make, compiled, **options):
@@ -144,6 +146,7 @@ def test_weights_of_samples_and_classes():
             weighted_metrics=["accuracy"],
             run_eagerly=schedule is None,
         )
+        model.optimizer.build(model.trainable_variables)
         if schedule is not None:
             split(model, schedule)
         x, _ = data_of(model)

@@ -6,6 +6,7 @@ import functools
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tfdist
@@ -100,8 +101,9 @@ def trained(case, strategy=None):
         weights = None
     history = model.fit(x, y, sample_weight=weights, batch_size=9, epochs=2, validation_split=0.2, verbose=0).history
     # Batches as those of the validation, which are traced already; predictions have a partial one.
-    evaluated = model.evaluate(x[:24], y[:24], batch_size=6, verbose=0, return_dict=True)
-    return history, evaluated, model.predict(x, batch_size=8, verbose=0), model
+    data = tf.data.Dataset.from_tensor_slices((x, y))
+    evaluated = model.evaluate(data.take(24).batch(6), verbose=0, return_dict=True)
+    return history, evaluated, model.predict(data.batch(8), verbose=0), model
 
 
 @pytest.mark.parametrize("case", some(CASES, 3))
@@ -132,7 +134,8 @@ def after_twenty_steps(optimizer, schedule=None, stages=0):
         model = network()
         model.compile(OPTIMIZERS[optimizer](), "mse", run_eagerly=strategy is None)
     x, y, _ = vectors(160)
-    return model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history["loss"][0], model.get_weights()
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    return model.fit(data, shuffle=False, verbose=0).history["loss"][0], model.get_weights()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +160,7 @@ def test_a_layer_that_two_stages_call_counts_once_in_a_norm():
             model = keras.Model(model.inputs, layers.Dense(3)(shared(model.outputs[0])))
             model.compile(keras.optimizers.SGD(0.05, global_clipnorm=0.1), "mse", run_eagerly=True)
         x, y, _ = vectors(8)
-        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        model.fit(tf.data.Dataset.from_tensors((x, y)), shuffle=False, verbose=0)
         return model.get_weights()
 
     for weight, other in zip(trained(stages=2, micro_batches=2, cuts=["middle"]), trained(), strict=True):
