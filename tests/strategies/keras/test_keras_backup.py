@@ -15,6 +15,11 @@ from tfdist.strategies.keras import keras_backup
 X, Y = np.ones((4, 2), np.float32), np.ones((4, 1), np.float32)
 
 
+def batches(rows):
+    """A dataset of batches: of arrays, Keras would trace functions that make them, anew in each call."""
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(rows)
+
+
 def callback_for(strategy, folder, value=1.0, **arguments):
     """`BackupAndRestore`, shared, of a model whose weights are of one value."""
     with strategy.scope():
@@ -158,7 +163,7 @@ def test_fit_resumes_and_deletes_backup_unless_kept(ranks, tmp_path, keeps):
         epochs = []
         for total in (1, 3):
             callback, model = callback_for(strategy, tmp_path, delete_checkpoint=not keeps)
-            epochs.append(model.fit(X, Y, epochs=total, verbose=0, shuffle=False, callbacks=[callback]).epoch)
+            epochs.append(model.fit(batches(4), epochs=total, shuffle=False, verbose=0, callbacks=[callback]).epoch)
             strategy.extended.exchange.barrier()
         return epochs
 
@@ -231,7 +236,7 @@ def trained_in_own_steps(strategy, interruption, *callbacks):
         model.compile(keras.optimizers.SGD(0.1, momentum=0.5))
     model.kernel.assign([[1.0], [2.0]])
     with contextlib.suppress(InterruptedError):
-        model.fit(X, Y, batch_size=2, epochs=3, verbose=0, shuffle=False, callbacks=[*callbacks, interruption])
+        model.fit(batches(2), epochs=3, shuffle=False, verbose=0, callbacks=[*callbacks, interruption])
     strategy.extended.exchange.barrier()
     return [variable.numpy().tolist() for variable in (*model.variables, *model.optimizer.variables)]
 

@@ -19,10 +19,15 @@ def model_in(strategy, optimizer=keras.optimizers.SGD):
     return model
 
 
+def batches(rows):
+    """A dataset of batches: of arrays, Keras would trace functions that make them, anew in each call."""
+    return tf.data.Dataset.from_tensor_slices((rows, Y)).batch(2)
+
+
 def fit(strategy, *callbacks, epochs=3, optimizer=keras.optimizers.SGD):
     """The model, and the epochs that it was trained."""
     model = model_in(strategy, optimizer)
-    history = model.fit(X, Y, batch_size=2, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
+    history = model.fit(batches(X), epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
     return model, len(history.epoch)
 
 
@@ -94,7 +99,7 @@ def test_gradients_that_are_accumulated_are_each_ranks_own(ranks):
 
     def work(strategy):
         model = model_in(strategy, lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3))
-        model.fit(rows, Y, batch_size=2, epochs=2, shuffle=False, verbose=0)
+        model.fit(batches(rows), epochs=2, shuffle=False, verbose=0)
         return model.get_weights()[0].tobytes(), model.optimizer._accumulated_gradients[0].numpy().tobytes()
 
     first, second = on_ranks(ranks(2), work)
@@ -112,9 +117,8 @@ def test_stop_training_set_by_schedule_stops_all_ranks(ranks):
             model.stop_training = strategy.rank == 1 and epoch == 1
             return rate
 
-        history = model.fit(
-            X, Y, batch_size=2, epochs=4, verbose=0, callbacks=[keras.callbacks.LearningRateScheduler(schedule)]
-        )
+        scheduler = keras.callbacks.LearningRateScheduler(schedule)
+        history = model.fit(batches(X), epochs=4, shuffle=False, verbose=0, callbacks=[scheduler])
         return len(history.epoch), int(model.optimizer.iterations)
 
     assert on_ranks(ranks(2), work) == [(2, 8)] * 2

@@ -179,7 +179,8 @@ def test_losses_that_layers_add_are_those_of_the_own_replica(ranks):
                 ]
             )
             model.compile(keras.optimizers.SGD(0.1), "mse")
-        history = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+        history = model.fit(data, epochs=2, shuffle=False, verbose=0).history
         ended.append([*model.get_weights(), history["loss"]])
     for alone, two in zip(*ended, strict=True):
         np.testing.assert_allclose(two, alone, rtol=1e-5, atol=1e-6)

@@ -135,7 +135,8 @@ def test_a_models_results_are_over_all_replicas_and_its_state_stays(ranks):
         with strategy.scope():
             model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
             model.compile("sgd", "mse", metrics=[keras.metrics.MeanAbsoluteError(name="mae")])
-        model.evaluate(np.zeros((4, 1)), np.arange(4.0)[:, np.newaxis], batch_size=2, verbose=0)
+        data = tf.data.Dataset.from_tensor_slices((np.zeros((4, 1)), np.arange(4.0)[:, np.newaxis]))
+        model.evaluate(data.batch(2), verbose=0)
         (mae,) = (metric for metric in keras_metrics.all_metrics(model) if metric.name == "mae")
         local_state = [copy.numpy() for copy in mae.variables]
         results = [float(model.get_metrics_result()["mae"]) for _ in range(2)]

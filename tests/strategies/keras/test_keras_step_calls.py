@@ -345,7 +345,7 @@ class Returns(keras.Model):
 
 def test_numbers_of_a_step_are_merged_in_it(ranks):
     def work(strategy):
-        return model_in(strategy, kind=Returns).fit(ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0).history
+        return model_in(strategy, kind=Returns).fit(as_dataset(ROWS, ROWS[:, :1]), shuffle=False, verbose=0).history
 
     for history in on_ranks(ranks(2), work):
         np.testing.assert_allclose(history["rows"], [ROWS[16:].mean()], rtol=1e-5)
@@ -396,7 +396,11 @@ def test_an_evaluation_in_a_callback_leaves_what_fit_has_agreed_on(ranks):
                 seen.append(float(logs["mae"]))
 
         model.fit(
-            ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0, validation_data=(X, Y), callbacks=[Evaluates()]
+            as_dataset(ROWS, ROWS[:, :1]),
+            shuffle=False,
+            verbose=0,
+            validation_data=as_dataset(X, Y),
+            callbacks=[Evaluates()],
         )
         return seen
 

@@ -31,9 +31,14 @@ def in_scope(strategy, *arguments, **more):
         return built(*arguments, **more)
 
 
+def batches(rows=5):
+    """A dataset of batches: of arrays, Keras would trace functions that make them, anew in each call."""
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(rows)
+
+
 def trained(model):
-    history = model.fit(X, Y, batch_size=5, shuffle=False, verbose=0).history
-    return history, model.evaluate(X, Y, batch_size=5, verbose=0), model.get_weights()
+    history = model.fit(batches(), shuffle=False, verbose=0).history
+    return history, model.evaluate(batches(), verbose=0), model.get_weights()
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,7 @@ def test_predict_returns_all_rows_in_their_order(ranks):
     """And none for the rows that stand in for samples."""
 
     def predicted(model):
-        return [model.predict(X[:rows], batch_size=3, verbose=0) for rows in (1, 7, 11)]
+        return [model.predict(tf.data.Dataset.from_tensor_slices(X[:rows]).batch(3), verbose=0) for rows in (1, 7, 11)]
 
     expected = predicted(reference())
     for results in on_ranks(ranks(2), lambda strategy: predicted(in_scope(strategy))):
@@ -103,7 +108,7 @@ def test_numbers_that_a_step_returns_are_means_weighed_by_samples(ranks):
         model = in_scope(strategy, Returns)
         seen = []
         callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(dict(logs)))
-        model.fit(X[:5], Y[:5], batch_size=5, shuffle=False, verbose=0, callbacks=[callback])
+        model.fit(batches().take(1), shuffle=False, verbose=0, callbacks=[callback])
         return seen[0]
 
     for logs in on_ranks(ranks(2), work):
@@ -117,7 +122,7 @@ def test_one_replica_takes_keras_own_step(ranks):
     """Also with XLA, which host calls would rule out."""
     expected, model = reference(), in_scope(Ranked(ranks(1).groups[0]), jit_compile=True)
     for each_model in (expected, model):
-        each_model.fit(X, Y, batch_size=11, shuffle=False, verbose=0)
+        each_model.fit(batches(11), shuffle=False, verbose=0)
     assert model.jit_compile
     for weight, other in zip(expected.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-5)
@@ -158,10 +163,10 @@ def test_custom_step_functions_raise_and_wrapped_ones_work(ranks, method):
     def work(strategy):
         kinds = [type("Model", (keras.Sequential,), {name: override}) for override in (around, own_function)]
         models = [in_scope(strategy, kind) for kind in kinds]
-        getattr(models[0], method)(X, Y, verbose=0)
+        getattr(models[0], method)(batches(), verbose=0)
         with pytest.raises(
             TypeError, match=rf"Model.{name} makes its own step function.* Override (train|test)_step\(data\)"
         ):
-            getattr(models[1], method)(X, Y, verbose=0)
+            getattr(models[1], method)(batches(), verbose=0)
 
     on_ranks(ranks(2), work)

@@ -192,8 +192,8 @@ def test_weighted_means_are_of_all_ranks(ranks, compiled, caplog):
             with strategy.scope():
                 model = keras.Sequential([keras.Input((6,)), layers.Dense(3, "softmax", kernel_initializer="ones")])
                 loss = keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
-                model.compile("sgd", loss, jit_compile=jit_compile)
-            model.fit(X, Y, batch_size=4, shuffle=False, sample_weight=np.arange(11.0), verbose=0)
+                model.compile("sgd", loss, jit_compile=jit_compile, run_eagerly=not jit_compile)
+            model.fit(tf.data.Dataset.from_tensor_slices((X, Y, np.arange(11.0))).batch(4), shuffle=False, verbose=0)
             ended.append(model.get_weights()[0])
         np.testing.assert_allclose(ended[1], ended[0], rtol=0, atol=1e-6)
 

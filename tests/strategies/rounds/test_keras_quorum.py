@@ -1,8 +1,8 @@
 """What `fit` does as others have begun before, or end; with an `extended` that says so."""
 
 import keras
-import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.strategies.rounds import keras_quorum
 
@@ -57,7 +57,10 @@ def fitted(says, initial_epoch=0, **counting):
     model.compile("sgd", "mse")
     model._initial_epoch = initial_epoch or None  # as a backup says it
     callbacks = [keras_quorum.Pace(says), counts, keras_quorum.Beginning(says)]
-    model.fit(np.ones((5, 1)), np.ones((5, 1)), batch_size=1, epochs=4, verbose=0, callbacks=callbacks)
+    ones = tf.ones((1, 1))
+    model.fit(
+        tf.data.Dataset.from_tensors((ones, ones)).repeat(5), epochs=4, shuffle=False, verbose=0, callbacks=callbacks
+    )
     assert says.ended == 1
     assert model._initial_epoch is None
     return counts.batches

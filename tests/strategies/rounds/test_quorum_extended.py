@@ -27,31 +27,32 @@ class Meets(tf.distribute.Strategy):
         self.rank = members.task
 
 
-def built(members):
+def built(members, run_eagerly=True):
+    """A strategy and a model, whose steps are eager but where a test is about what they end with."""
     strategy = Meets(members)
     keras.utils.set_random_seed(strategy.rank)
     with strategy.scope():
         model = keras.Sequential(
             [keras.layers.Input((4,)), keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
         )
-        model.compile(keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True), "mse")
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True)
+        model.compile(optimizer, "mse", run_eagerly=run_eagerly)
     return strategy, model
 
 
 def data(rank, rows=24):
     generator = np.random.default_rng(rank)
     x = generator.normal(size=(rows, 4)).astype("float32")
-    return x, x.sum(axis=1, keepdims=True)
+    return tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True))).batch(8)
 
 
 def test_processes_end_epochs_with_equal_weights_statistics_and_averages(job):
     made = job(2, quorum=2)
-    models = {task: built(made.members[task]) for task in range(2)}
+    models = {task: built(made.members[task], run_eagerly=False) for task in range(2)}
 
     def work(task):
         strategy, model = models[task]
-        x, y = data(task)
-        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+        model.fit(data(task), epochs=2, shuffle=False, verbose=0)
         averages = strategy.extended.moving_averages(model)
         return [variable.numpy() for variable in (*model.weights, *averages)], int(model.optimizer.iterations)
 
@@ -85,8 +86,7 @@ def test_a_process_that_comes_later_begins_where_the_others_are(job):
                 seen["own"] = first.get_weights()
                 strategy.extended.end_fit(second)
 
-    x, y = data(0)
-    first.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[Comes()])
+    first.fit(data(0), epochs=3, shuffle=False, verbose=0, callbacks=[Comes()])
     assert seen["epoch"] == 2
     assert seen["iterations"] == 6
     for actual, expected in (("weights", "own"), ("slots", "expected")):
@@ -109,20 +109,20 @@ def test_late_process_gets_learning_rate_before_epoch_callbacks(job, at, expecte
 
     halves = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     first.optimizer.learning_rate = 1.0
-    first.fit(*data(0), batch_size=8, epochs=3, verbose=0, callbacks=[halves, Comes()])
+    first.fit(data(0), epochs=3, shuffle=False, verbose=0, callbacks=[halves, Comes()])
     assert seen == [(at, expected)]
 
 
 def test_process_joining_after_fit_takes_final_weights(job):
     made = job(2)
     (_, first), (_, second) = (built(made.members[task]) for task in range(2))
-    first.fit(*data(0), batch_size=8, epochs=2, verbose=0)
-    history = second.fit(*data(1), batch_size=8, epochs=2, verbose=0)
+    first.fit(data(0), epochs=2, shuffle=False, verbose=0)
+    history = second.fit(data(1), epochs=2, shuffle=False, verbose=0)
     assert history.epoch == []
     for weight, other in zip(first.get_weights(), second.get_weights(), strict=True):
         np.testing.assert_array_equal(weight, other)
     made.running_at_once = True  # the next call of fit waits for the other process no longer than for a late one
-    assert second.fit(*data(1), batch_size=8, epochs=1, verbose=0).epoch == [0]
+    assert second.fit(data(1), epochs=1, shuffle=False, verbose=0).epoch == [0]
 
 
 def test_optimizer_numbers_count_fits_already_over(job):
@@ -130,22 +130,22 @@ def test_optimizer_numbers_count_fits_already_over(job):
     made = job(2, quorum=1)
     for task in range(2):
         strategy, model = built(made.members[task])
-        model.fit(*data(task), batch_size=8, epochs=1, verbose=0)
+        model.fit(data(task), epochs=1, shuffle=False, verbose=0)
         with strategy.scope():
             other = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
-            other.compile("adam", "mse")
-        other.fit(*data(task), batch_size=8, epochs=1, verbose=0)
+            other.compile("adam", "mse", run_eagerly=True)
+        other.fit(data(task), epochs=1, shuffle=False, verbose=0)
         assert [strategy.extended._number(each_model.optimizer) for each_model in (model, other)] == [0, 1]
 
 
 def test_process_joining_after_all_left_logs_warning(job, caplog):
     made = job(2)
     (_, first), (_, second) = (built(made.members[task]) for task in range(2))
-    first.fit(*data(0), batch_size=8, epochs=1, verbose=0)
+    first.fit(data(0), epochs=1, shuffle=False, verbose=0)
     with made.changed:
         made.quorums.gone(0, lost=False)
     made.running_at_once = True
-    second.fit(*data(1), batch_size=8, epochs=1, verbose=0)
+    second.fit(data(1), epochs=1, shuffle=False, verbose=0)
     assert "no process is left that has its weights" in caplog.text
 
 
