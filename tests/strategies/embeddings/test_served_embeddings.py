@@ -16,14 +16,14 @@ TARGETS = np.random.default_rng(1).normal(size=(200, 1)).astype("float32")
 TABLE = ROWS * DIM * 4
 
 
-def embedded(strategy, optimizer, rows=ROWS, **options):
+def embedded(strategy, optimizer, rows=ROWS, run_eagerly=False, **options):
     keras.utils.set_random_seed(0)
 
     def make():
         table = keras.layers.Embedding(rows, DIM, **options)
         layers = [keras.layers.Input((8,), dtype="int64"), table, keras.layers.Flatten(), keras.layers.Dense(1)]
         model = keras.Sequential(layers)
-        model.compile(optimizer(), "mse", run_eagerly=strategy is None)
+        model.compile(optimizer(), "mse", run_eagerly=run_eagerly or strategy is None)
         return model
 
     if strategy is None:

@@ -66,12 +66,16 @@ def test_workers_add_to_one_memory():
         assert report.version == sum(report.staleness.values()) == 12
 
 
+def embedded_in(strategy):
+    return embedded(strategy, lambda: keras.optimizers.SGD(0.1), ROWS, run_eagerly=True)
+
+
 @pytest.mark.parametrize("lag", [1, memory.RING])
 def test_rows_of_others_are_read(lag, monkeypatch):
     """Two workers in turn. With a short ring the second one reads the whole table, as it does not know the rows."""
     monkeypatch.setattr(memory, "RING", max(8, memory.RING // lag))
     with served(2, pushes=Hogwild()) as strategies:
-        first, second = (embedded(strategy, lambda: keras.optimizers.SGD(0.1), ROWS) for strategy in strategies)
+        first, second = (embedded_in(strategy) for strategy in strategies)
         for model in (first, second):
             model.train_on_batch(KEYS[:2] % ROWS, TARGETS[:2])
         for batch in range(4):
@@ -88,7 +92,7 @@ def test_rows_of_others_are_read(lag, monkeypatch):
 def test_chief_assignments_keep_rows_changed_by_workers():
     """Rows of the table that another worker has changed meanwhile keep that worker's values."""
     with served(2, pushes=Hogwild()) as strategies:
-        chief, other = (embedded(strategy, lambda: keras.optimizers.SGD(0.1), ROWS) for strategy in strategies)
+        chief, other = (embedded_in(strategy) for strategy in strategies)
         for model in (chief, other):
             model.train_on_batch(KEYS[:2] % ROWS, TARGETS[:2])
         chief.evaluate(KEYS[:2] % ROWS, TARGETS[:2], verbose=0)
@@ -137,7 +141,7 @@ def test_restarted_server_restores_values_from_shared_memory():
         server = first.enter_context(serving(is_hogwild=True))
         strategy = Served([server], 0, Arguments(pushes=Hogwild()))
         stack.callback(strategy.extended._close)
-        model = model_in(strategy)
+        model = model_in(strategy, run_eagerly=True)
         for each_model in (alone, model):
             fit(each_model, epochs=1)
         first.close()

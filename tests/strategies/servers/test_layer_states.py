@@ -5,6 +5,7 @@ import logging
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.strategies.served import served
 
@@ -12,7 +13,7 @@ X = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
 Y = X[:, :2] ** 2
 
 
-def model_in(strategy, seed, **options):
+def model_in(strategy, seed, run_eagerly=True):
     """A normalization, a frozen layer, moving statistics, and a seed generator; all of them by the seed."""
     keras.utils.set_random_seed(seed)
     with strategy.scope():
@@ -21,12 +22,13 @@ def model_in(strategy, seed, **options):
         layers = [normalization, keras.layers.Dense(3, trainable=False), keras.layers.BatchNormalization()]
         last = [keras.layers.Dropout(0.1, seed=seed), keras.layers.Dense(2)]
         model = keras.Sequential([keras.layers.Input((4,)), *layers, *last])
-        model.compile("sgd", "mse", **options)
+        model.compile("sgd", "mse", run_eagerly=run_eagerly)
     return model
 
 
 def fit(model, *callbacks, scale=1.0):
-    model.fit(scale * X, Y, shuffle=False, verbose=0, callbacks=list(callbacks))
+    data = tf.data.Dataset.from_tensor_slices((scale * X, Y)).batch(32)
+    model.fit(data, shuffle=False, verbose=0, callbacks=list(callbacks))
 
 
 def values(model):
@@ -51,7 +53,7 @@ def test_worker_starts_with_chiefs_non_trainable_weights(eager, caplog):
     """Also with what Keras has made constants of in a graph."""
     caplog.set_level(logging.INFO, "tfdist")
     with served(workers=2) as strategies:
-        chief, worker = (model_in(strategy, seed, run_eagerly=eager) for seed, strategy in enumerate(strategies))
+        chief, worker = (model_in(strategy, seed, eager) for seed, strategy in enumerate(strategies))
         chief.layers[2].moving_mean.assign([1.0, 2.0, 3.0])
         expected, before = values(chief), Before()
         worker.predict(X, verbose=0)
@@ -98,7 +100,7 @@ def test_frozen_layers_keep_values_updated_by_servers():
         for model in models:
             model.layers[-1].trainable = False
             model.layers[1].trainable = True
-            model.compile("adam", "mse")
+            model.compile("adam", "mse", run_eagerly=True)
         fit(models[0])
         fit(models[1])
         assert_equal(*(model.layers[-1].get_weights() for model in models))

@@ -6,6 +6,7 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.strategies.served import served
 from tests.strategies.servers.trained import OPTIONS, X, Y, assert_close, fit, links, model_in
@@ -42,11 +43,11 @@ def test_one_worker_trains_as_keras_does(name, steps):
         assert link.session.pushes == (12 if steps == 1 else 6)
 
 
-def linear_in(strategy):
+def linear_in(strategy, run_eagerly=True):
     """A model whose gradient is 1 everywhere, so that every step moves it by `RATE`."""
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-        model.compile(keras.optimizers.SGD(RATE), loss=lambda y, out: out)
+        model.compile(keras.optimizers.SGD(RATE), loss=lambda y, out: out, run_eagerly=run_eagerly)
     return model
 
 
@@ -54,8 +55,8 @@ def fit_together(models, steps, batch_sizes):
     """`fit` of all workers at the same time, each for its number of steps; then each reads the newest values."""
 
     def train(model, steps, batch_size):
-        ones = np.ones((steps * batch_size, 1), np.float32)
-        model.fit(ones, ones, batch_size=batch_size, verbose=0)
+        ones = tf.ones((batch_size, 1))
+        model.fit(tf.data.Dataset.from_tensors((ones, ones)).repeat(steps), shuffle=False, verbose=0)
 
     arguments = zip(models, steps, batch_sizes, strict=True)
     threads = [threading.Thread(target=train, args=worker_arguments, daemon=True) for worker_arguments in arguments]
@@ -81,7 +82,7 @@ def test_changes_of_workers_are_added_or_averaged_by_mode(mode, moved):
 def test_means_are_weighed_by_the_samples_of_all_steps():
     """One worker moves by 4 steps of 1 sample, the other one by a last push of 2 steps of 4 samples."""
     with served(2, mode=Synchronous(), pushes=LocalSteps(4)) as strategies:
-        models = [linear_in(strategy) for strategy in strategies]
+        models = [linear_in(strategy, run_eagerly=False) for strategy in strategies]
         fit_together(models, (4, 2), (1, 4))
         for model in models:
             np.testing.assert_allclose(model.get_weights()[0], -RATE * (4 * 4 + 2 * 8) / 12, rtol=1e-6)
@@ -109,7 +110,7 @@ def elastic(rate, moves):
 
 def test_elastic_averaging_follows_formula_and_saves_servers_copy(tmp_path):
     with served(servers=2, pushes=ElasticAveraging(steps=2, rate=0.25)) as (strategy,):
-        model = linear_in(strategy)
+        model = linear_in(strategy, run_eagerly=False)
         model.fit(np.ones((8, 1)), np.ones((8, 1)), batch_size=1, epochs=2, verbose=0)
         x, c = elastic(0.25, 8)
         np.testing.assert_allclose(model.get_weights()[0], x, rtol=1e-5)

@@ -9,10 +9,15 @@ from tests.strategies.servers.trained import OPTIONS, X, Y, assert_close, fit, l
 from tests.sweeps import sweep
 
 
+def models_in(*strategies, **options):
+    """Models whose steps are eager, as what is read around them does not depend on a graph."""
+    return [model_in(strategy, run_eagerly=True, **options) for strategy in strategies]
+
+
 @pytest.mark.parametrize("method", ["evaluate", sweep("predict")])
 def test_evaluate_and_predict_read_newest_values(method):
     with served(workers=2) as (first, second):
-        chief, worker = model_in(first), model_in(second)
+        chief, worker = models_in(first, second)
         fit(chief, epochs=1)
         fit(worker, epochs=1)
         before = chief.get_weights()
@@ -23,7 +28,7 @@ def test_evaluate_and_predict_read_newest_values(method):
 
 def test_an_epoch_begins_with_the_newest_values():
     with served(workers=2) as (first, second):
-        chief, worker = model_in(first), model_in(second)
+        chief, worker = models_in(first, second)
         fit(chief, epochs=1)  # the chief makes the model on the servers
         between = Between(worker)
         fit(chief, epochs=2, callbacks=[between])
@@ -55,7 +60,7 @@ class Between(keras.callbacks.Callback):
 @pytest.mark.parametrize("read", [lambda model, path: model.evaluate(X, Y, verbose=0), keras.Model.save])
 def test_weights_that_the_chief_sets_are_the_newest(read, tmp_path):
     with served() as (strategy,):
-        model = model_in(strategy)
+        (model,) = models_in(strategy)
         fit(model, epochs=1)
         kept = [weight + 1 for weight in model.get_weights()]
         model.set_weights(kept)
@@ -93,7 +98,7 @@ def test_moving_averages_stay_after_fit():
 def test_moving_averages_are_what_other_workers_read_after_fit():
     """Also before the chief has given them to the servers, and what it assigns then is newer."""
     with served(workers=2) as (first, second):
-        chief, worker = model_in(first, **OPTIONS["averages"]), model_in(second, **OPTIONS["averages"])
+        chief, worker = models_in(first, second, **OPTIONS["averages"])
         fit(chief, epochs=1)
         fit(worker, epochs=1)
         averages = worker.get_weights()
@@ -109,7 +114,7 @@ def test_moving_averages_are_what_other_workers_read_after_fit():
 
 def test_evaluate_of_frozen_model_reads_newest_values():
     with served(workers=2) as (first, second):
-        chief, worker = model_in(first), model_in(second)
+        chief, worker = models_in(first, second)
         fit(chief, epochs=1)
         fit(worker, epochs=1)
         chief.trainable = False

@@ -24,6 +24,7 @@ def test_a_saved_model_has_the_servers_state(tmp_path):
         fit(model)
         model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
+    again.run_eagerly = True
     assert_close(again, alone)
     for variable, other in zip(again.optimizer.variables, alone.optimizer.variables, strict=True):
         np.testing.assert_allclose(variable, other, rtol=1e-3, atol=1e-6, err_msg=variable.path)
@@ -77,7 +78,7 @@ def test_only_the_chief_writes(tmp_path, caplog):
     """A worker says so once for each method, but not where Keras calls it."""
     with served(workers=2) as strategies:
         for place, strategy in enumerate(strategies):
-            model = model_in(strategy)
+            model = model_in(strategy, run_eagerly=True)
             fit(model, epochs=1, callbacks=[keras.callbacks.ModelCheckpoint(tmp_path / f"{place}.keras")])
             assert caplog.text == ""
             for _ in range(2):
@@ -144,7 +145,7 @@ def test_all_workers_go_on_where_they_were(tmp_path, data):
             return fit(model, epochs=4, callbacks=[backup, waits, *([Stops()] if stops else [])])
 
         with served(workers=2, data=data) as strategies, ThreadPoolExecutor() as threads:
-            models = [model_in(strategy) for strategy in strategies]
+            models = [model_in(strategy, run_eagerly=True) for strategy in strategies]
             return [threads.submit(work, model) for model in models]
 
     for future in train(stops=True):

@@ -150,7 +150,7 @@ def test_a_rank_without_samples_touches_no_rows(ranks):
     """The last batch is of one sample; with Adam also a gradient of zeros would move a row."""
     expected = trained(made(optimizer="adam"), batch_size=11)
     with started(ranks) as on_both:
-        for results in on_both(lambda strategy: trained(made(strategy, "adam"), batch_size=11)):
+        for results in on_both(lambda strategy: trained(made(strategy, "adam", run_eagerly=True), batch_size=11)):
             assert_alike(results, expected)
 
 
@@ -158,7 +158,7 @@ def test_a_row_that_stands_in_uses_no_keys(ranks):
     """A rank without samples computes on a row of the batch. Two steps use each key twice, the third one admits it."""
 
     def work(strategy):
-        model = made(strategy, policy=RowPolicy(admit_after=3))
+        model = made(strategy, policy=RowPolicy(admit_after=3), run_eagerly=True)
         found = []
         for steps in (2, 1):
             model.fit(batches(1).take(1).repeat(steps), shuffle=False, verbose=0)
@@ -187,7 +187,7 @@ def test_steps_are_traced_once(ranks):
 
 def test_saved_rows_are_loaded_before_any_rank_goes_on(ranks, tmp_path):
     def work(strategy):
-        model = made(strategy, lambda: keras.optimizers.SGD(0.05, momentum=0.9))
+        model = made(strategy, lambda: keras.optimizers.SGD(0.05, momentum=0.9), run_eagerly=True)
         model.fit(batches(), shuffle=False, verbose=0)
         model.save(tmp_path / "model.keras")
         before = model.predict(batches(SAMPLES), verbose=0)

@@ -138,10 +138,10 @@ def test_two_models_with_a_shared_layer_may_not_be_trained_in_turn():
 def test_restarted_worker_trains_finished_model_alone(caplog):
     """The worker was started again, and its script begins with the first call of `fit`."""
     with served(workers=2) as (first, second):
-        chief, worker = model_in(first, "adam"), model_in(second, "adam")
+        chief, worker = (model_in(strategy, "adam", run_eagerly=True) for strategy in (first, second))
         fit(chief, epochs=1)
         with first.scope():
-            chief.compile("sgd", "mse")
+            chief.compile("sgd", "mse", run_eagerly=True)
         fit(chief, epochs=1)
         fit(worker, epochs=2)
         alone = model_in(optimizer="adam")
@@ -149,7 +149,7 @@ def test_restarted_worker_trains_finished_model_alone(caplog):
         assert_close(worker, alone)
         assert "all other workers have finished training the model Adam-" in caplog.text
         with second.scope():
-            worker.compile("sgd", "mse")
+            worker.compile("sgd", "mse", run_eagerly=True)
         fit(worker, epochs=1)
         chief.evaluate(X, Y, verbose=0)
         assert_close(worker, chief, rtol=0)
@@ -158,12 +158,12 @@ def test_restarted_worker_trains_finished_model_alone(caplog):
 def test_second_model_unlike_the_chiefs_is_refused():
     """The worker would wait for the chief's values for ever."""
     with served(workers=2) as (first, second):
-        chief, worker = model_in(first), model_in(second)
+        chief, worker = (model_in(strategy, run_eagerly=True) for strategy in (first, second))
         for model in (chief, worker):
             fit(model, epochs=1)
-        fit(model_in(first, "adam"), epochs=1)
+        fit(model_in(first, "adam", run_eagerly=True), epochs=1)
         with pytest.raises(MessageRefusedError, match="but the chief trains Adam-"):
-            fit(model_in(second), epochs=1)
+            fit(model_in(second, run_eagerly=True), epochs=1)
 
 
 def test_models_are_trained_in_several_threads():
