@@ -1,6 +1,5 @@
 """Batches by index are those that Keras makes from the same arguments."""
 
-import itertools
 import threading
 
 import keras
@@ -10,6 +9,7 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 
+from tests.sweeps import crossed
 from tfdist.parameter_server.dealing.dealer import Batch, Dealer, EpochOver
 from tfdist.parameter_server.dealing.plan import order
 from tfdist.private.keras import array_slicing, data_adapters, tree
@@ -91,7 +91,7 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize(("name", "batch_size"), [*itertools.product(ARRAYS, [4, 5]), ("x and y", 64)])
+@pytest.mark.parametrize(("name", "batch_size"), [*crossed([*ARRAYS], [4, 5]), ("x and y", 64)])
 def test_batches_of_arrays_are_those_of_keras(name, batch_size):
     expected = keras_dataset(**ARRAYS[name], batch_size=batch_size)
     source = source_of(**ARRAYS[name], batch_size=batch_size)
