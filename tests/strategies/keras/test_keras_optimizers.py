@@ -29,7 +29,12 @@ def alone(make, gradients):
     return variable.numpy()
 
 
-def trained(strategy, make, gradients, samples=None):
+def eagerly(function):
+    """Takes the place of `tf.function`."""
+    return function
+
+
+def trained(strategy, make, gradients, samples=None, function=tf.function):
     """Returns a variable after steps with the rank's own gradients.
 
     Args:
@@ -37,12 +42,13 @@ def trained(strategy, make, gradients, samples=None):
         make: makes an optimizer.
         gradients: gradients by step and rank.
         samples: number of samples of each rank's share, in all steps or by step; None outside of Keras's steps.
+        function: how steps are called.
     """
     with strategy.scope():
         optimizer, variable = make(), keras.Variable(np.ones(3, np.float32))
         optimizer.build([variable])
 
-    @tf.function
+    @function
     def step(gradient, rows, total):
         def apply():
             optimizer.apply([gradient], [variable])
@@ -103,15 +109,15 @@ def test_float32_sums_are_for_scaled_and_accumulated_gradients_too(ranks, make, 
     assert ranks(3)(lambda group: summed_in_half(group, make, True, steps)) == [-258] * 3
 
 
-@pytest.mark.parametrize("samples", [(5, 1), (6, 0)])
+@pytest.mark.parametrize(("samples", "function"), [((5, 1), eagerly), ((6, 0), tf.function)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_gradients_in_steps_are_weighted_by_samples(ranks, name, samples):
+def test_gradients_in_steps_are_weighted_by_samples(ranks, name, samples, function):
     """And an empty share's NaN counts for nothing."""
     gradients = GRADIENTS.copy()
     if not samples[1]:
         gradients[:, 1] = np.nan
     expected = alone(OPTIMIZERS[name], np.average(GRADIENTS, axis=1, weights=samples).astype(np.float32))
-    for value in on_ranks(ranks(2), trained, OPTIMIZERS[name], gradients, samples):
+    for value in on_ranks(ranks(2), trained, OPTIMIZERS[name], gradients, samples, function):
         np.testing.assert_allclose(value, expected, rtol=1e-4)
 
 
