@@ -12,6 +12,7 @@ PROGRAM = str(harness.PROGRAMS / "distributed_optimizer" / "main.py")
 CHECKS = [
     "equal",
     "ways",
+    "ranks",
     "loops",
     "local",
     "mixed",

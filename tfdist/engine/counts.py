@@ -9,10 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.engine import operations
+from tfdist.engine.call_sites import call_site
 from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import host_call
 from tfdist.engine.operations import Operation
-from tfdist.tensors import call_site, to_array, to_tensor
+from tfdist.tensors import to_array, to_tensor
 
 
 class CountReducer:

@@ -17,10 +17,11 @@ from tfdist.collectives.broadcast import broadcast
 from tfdist.collectives.reduce_scatter import reduce_scatter
 from tfdist.collectives.schedule import partition
 from tfdist.engine import operations
+from tfdist.engine.call_sites import call_site
 from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import host_call
 from tfdist.engine.means import Mean
-from tfdist.tensors import call_site, to_array, to_tensor
+from tfdist.tensors import to_array, to_tensor
 
 HostFunction = Callable[..., "Sequence[np.ndarray]"]
 """A function on the host that is called with the key and the operands as arrays."""

@@ -6,10 +6,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.engine import operations
+from tfdist.engine.call_sites import call_site
 from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import HOST, host_call
 from tfdist.engine.weights import checked_weight, weighted, weighted_in_graph
-from tfdist.tensors import call_site, to_array, to_tensor
+from tfdist.tensors import to_array, to_tensor
 
 
 class Slices:

@@ -106,6 +106,8 @@ class GradientAverager:
         for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
                 continue
+            if tf.is_symbolic_tensor(gradient):
+                gradient.set_shape(variable.shape)  # a tensor of unknown size would get a collective of its own
             if self.is_local(variable):
                 results[place] = self._of_local(gradient)
             else:

@@ -330,6 +330,11 @@ def function_of(graph: Any, name: str) -> Any:
     return graph._functions.get(name)
 
 
+def is_called(graph: Any, outer: Any) -> bool:
+    """Returns whether an operation of ``outer`` calls a function's graph, or one of its branches or loops."""
+    return any(getattr(function, "graph", None) is graph for function in outer._functions.values())
+
+
 def container_of(variable: Any) -> Any:
     """Returns the distributed variable that a TensorFlow variable, or its handle, is a component of; else None."""
     container = getattr(variable, "_distributed_container", None)

@@ -27,7 +27,7 @@ def strategy(ranks):
 )
 def test_some_rows_match_the_dataset_spec(spec, shape):
     """As far as its spec tells what they are like."""
-    rows = keras_building._some_rows(spec, 4)
+    rows = keras_building._some_rows(spec, 4, None)
     if shape is None:
         assert rows is None
     else:

@@ -110,7 +110,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
 
     @contextlib.contextmanager
     def local_only(self) -> Iterator[None]:
-        """Context in which reads of per-replica variables (metrics) stay inside this process.
+        """Context in which reads of per-replica variables (metrics) and of distributed data stay inside this process.
 
         The chief uses it for work of its own, which must not wait for ranks that do not take part.
         """
@@ -312,7 +312,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
             The number of these processes' replicas that have another batch, an int64 scalar.
         """
         counts = tf.stack([filled, samples])
-        if self.synchronizes_steps and self.group.size > 1:
+        if self.synchronizes_steps and self.group.size > 1 and not self.is_local_only:
             counts = self._counts.sum(counts)
         replicas, total = tf.unstack(counts)
         with tf.control_dependencies([self.shares.set_total(total)]):

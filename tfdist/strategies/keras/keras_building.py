@@ -74,30 +74,48 @@ class BuiltFromTheSpec(keras_hooks.ModelHooks[Ability]):
         try:
             if iterator is not None:
                 batch = _placeholder(model, iterator)
-                if batch is None:  # the first one; Keras 3.10 has fewer parts
-                    batch = next((_local(next(step[-1])) for step in iterator), None)
+                if batch is None:
+                    batch = self._first(model, iterator)
                 call.arguments.update(iterator=None, data_batch=batch)
             call.inner()
         except (RuntimeError, ValueError):  # a custom step may call the model differently, or not at all
             if type(model).train_step is tf_trainer.TensorFlowTrainer.train_step:
                 raise
 
+    def _first(self, model: Any, iterator: Any) -> Any:
+        """Returns the first batch of this process, without others, whose specs may contain the shapes.
 
-def _placeholder(model: Any, iterator: Any) -> Any:
-    """Returns a placeholder like an iterator's batches; None if their spec does not have the shapes."""
+        Without data, a placeholder whose unknown dimensions are 1.
+        """
+        with self.extended.local_only():
+            batch = next((next(step[-1], None) for step in iterator), None)  # Keras 3.10 has fewer parts
+        return _placeholder(model, iterator, unknown=1) if batch is None else _local(batch)
+
+
+def _placeholder(model: Any, iterator: Any, unknown: int | None = None) -> Any:
+    """Returns a placeholder like an iterator's batches.
+
+    Args:
+        model: a compiled Keras model.
+        iterator: the epoch iterator of its data.
+        unknown: the size of dimensions that their spec does not have; if None, the result is then None.
+    """
     spec = spec_of(iterator)
     spec = spec.data if isinstance(spec, Share) else spec
     rows = rows_of_model(model) or 1
-    batch = tree.map_structure(lambda part: _some_rows(part, rows), spec)
+    batch = tree.map_structure(lambda part: _some_rows(part, rows, unknown), spec)
     return None if any(part is None for part in tree.flatten(batch)) else batch
 
 
-def _some_rows(spec: Any, rows: int) -> tf.Tensor | None:
+def _some_rows(spec: Any, rows: int, unknown: int | None) -> tf.Tensor | None:
     """Returns placeholder rows of a dataset's type; None if the spec does not contain the shape."""
     spec = private.local_spec(spec)
-    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or None in spec.shape[1:]:
+    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
         return None
-    shape = [rows, *spec.shape[1:]] if spec.shape.rank else []
+    of_rows = [unknown if size is None else size for size in spec.shape[1:]]
+    if None in of_rows:
+        return None
+    shape = [rows, *of_rows] if spec.shape.rank else []
     return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 
 

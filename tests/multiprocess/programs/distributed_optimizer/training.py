@@ -5,7 +5,7 @@ import os
 import keras
 import numpy as np
 import tensorflow as tf
-from world import STEPS, X, Y, assert_equal, fit, make_model, plain_model, rank, share, size
+from world import STEPS, X, Y, assert_alike, assert_equal, fit, make_model, plain_model, rank, share, size
 
 import tfdist
 
@@ -36,6 +36,23 @@ def ways():
     assert_equal(fit(sums, share(X), share(Y)), fit(plain_model(keras.optimizers.SGD(0.1)), X, Y))
     if os.environ.get("TEST_SWEEP"):
         further_ways()
+
+
+def ranks():
+    """One rank's data do not tell their shapes, or one has made its optimizer's variables, as if restored."""
+    wanted = fit(plain_model(keras.optimizers.SGD(0.1, momentum=0.9)), X, Y)
+    for unknown, built, metrics in ((0, None, ["accuracy"]), (None, 0, None)):
+        optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+        model = make_model(optimizer, metrics=metrics)
+        if rank == built:
+            optimizer.build(model.trainable_variables)
+        x, y = (rows.reshape(STEPS, -1, *rows.shape[1:]) for rows in (share(X), share(Y)))
+        shape = [None, None if rank == unknown else 4]
+        signature = tf.TensorSpec(shape, x.dtype), tf.TensorSpec([None], y.dtype)
+        data = tf.data.Dataset.from_generator(lambda x=x, y=y: zip(x, y, strict=True), output_signature=signature)
+        model.fit(data.apply(tf.data.experimental.assert_cardinality(STEPS)), epochs=2, verbose=0)
+        assert_equal(model, wanted)
+        assert_alike(model)
 
 
 def further_ways():

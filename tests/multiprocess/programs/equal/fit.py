@@ -192,6 +192,20 @@ def run_eagerly():
     return fitted(mlp(metrics=["accuracy"], run_eagerly=True), X[:70], Y[:70], epochs=1)
 
 
+@spread
+def data_without_shapes_on_one_rank():
+    """As from a generator: its first batches tell which dimensions vary. This rank alone draws one to build from."""
+
+    def batches():
+        for row in range(0, 90, 30):
+            yield X[row : row + 30], Y[row : row + 30]
+
+    shape = [None, None] if strategy.rank == 0 else [None, 64]
+    signature = tf.TensorSpec(shape, "float64"), tf.TensorSpec([None], "int64")
+    data = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    return trained(mlp("adam", metrics=["accuracy"]), data)
+
+
 @case
 def prediction_over_files():
     folder = Path(tempfile.mkdtemp())  # each rank has files of its own, which are alike
