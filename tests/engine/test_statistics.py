@@ -3,7 +3,13 @@ import types
 import pytest
 
 from tfdist.engine import statistics
+from tfdist.engine.beside import Totals
 from tfdist.engine.statistics import Statistics
+
+
+def measured(*beside):
+    communicator = types.SimpleNamespace(messages_sent=1, bytes_sent=2)
+    return Statistics(communicator, types.SimpleNamespace(totals=lambda: Totals(*beside)))
 
 
 @pytest.fixture
@@ -15,13 +21,13 @@ def clock(monkeypatch):
 
 
 def test_new_statistics_are_zero(clock):
-    made = Statistics()
+    made = measured()
     clock.now += 5
     assert (made.collectives, made.communicating_seconds, made.waiting_seconds) == (0, 0.0, 0.0)
 
 
 def test_communicating_and_waiting_overlap(clock):
-    made = Statistics()
+    made = measured()
     made.begin_communicating()
     clock.now += 1
     made.begin_waiting()
@@ -36,7 +42,7 @@ def test_communicating_and_waiting_overlap(clock):
 
 def test_unfinished_waits_are_counted(clock):
     """Readings only grow, also from one in the middle to one at the end."""
-    made = Statistics()
+    made = measured()
     readings = []
     made.begin_waiting()
     for _ in range(3):
@@ -51,7 +57,7 @@ def test_unfinished_waits_are_counted(clock):
 
 
 def test_end_without_begin_is_ignored(clock):
-    made = Statistics()
+    made = measured()
     made.end_communicating()
     made.begin_communicating()
     clock.now += 1
@@ -59,3 +65,10 @@ def test_end_without_begin_is_ignored(clock):
     clock.now += 1
     made.end_communicating()
     assert made.communicating_seconds == 1
+
+
+def test_collectives_beside_the_engine_are_counted(clock):
+    made = measured(3, 0.5, 4, 5)
+    made.begun += 1
+    assert (made.collectives, made.messages_sent, made.bytes_sent) == (4, 5, 7)
+    assert (made.communicating_seconds, made.waiting_seconds) == (0.5, 0.5)

@@ -198,7 +198,7 @@ def _reading(group: ProcessGroup) -> np.ndarray:
     return np.array(
         [
             time.monotonic(),
-            group.engine.communicator.bytes_sent,
+            statistics.bytes_sent,
             statistics.communicating_seconds,
             statistics.waiting_seconds,
         ]

@@ -28,11 +28,12 @@ from tfdist.collectives.schedule import Plan
 from tfdist.comm.communicator import Communicator
 from tfdist.comm.group import GroupCommunicator
 from tfdist.engine import operations
+from tfdist.engine.beside import Beside
 from tfdist.engine.idling import Contention, Idling
 from tfdist.engine.joining import JoinCoordinator
 from tfdist.engine.operations import Operation
 from tfdist.engine.patience import WaitMonitor
-from tfdist.engine.pending import Pending
+from tfdist.engine.pending import Pending, Site
 from tfdist.engine.statistics import Statistics
 from tfdist.engine.timeline import EventRecorder
 from tfdist.errors import MismatchError, PeerLostError, TfdistError
@@ -46,10 +47,6 @@ _TAGS_OF_A_KEY = 4
 """Number of calls of one key that can move at once, each with its own tag; later calls wait in the queue."""
 
 
-Site = tuple[tuple[int, ...] | None, str]
-"""The members that use a key (None for all ranks), and the key; members agree on a number for each site."""
-
-
 class Engine:
     """Runs all collectives of a process.
 
@@ -61,8 +58,8 @@ class Engine:
 
     Attributes:
         lost: errors of the ranks that are lost while this process goes on, by rank.
+        beside: the collectives that run beside the engine.
         statistics: number of collectives so far, and time spent in them.
-        timeline: record of all collectives and waits; None if none is wanted.
     """
 
     def __init__(
@@ -74,8 +71,9 @@ class Engine:
         self._used: set[tuple[int, ...]] = set()
         self._abandoned: list[Pending] = []
         self._unnoticed: TfdistError | None = None
-        self.statistics = Statistics()
-        self.timeline: EventRecorder | None = None
+        self.beside = Beside(self)
+        self.statistics = Statistics(communicator, self.beside)
+        self._timeline: EventRecorder | None = None
         self._timeouts = timeouts
         self._tags = tags
         self._numbers: dict[Site, int] = {}
@@ -105,6 +103,16 @@ class Engine:
     def size(self) -> int:
         """Number of processes."""
         return self.communicator.size
+
+    @property
+    def timeline(self) -> EventRecorder | None:
+        """Record of all collectives and waits; None if none is wanted."""
+        return self._timeline
+
+    @timeline.setter
+    def timeline(self, recorder: EventRecorder | None) -> None:
+        self._timeline = recorder
+        self.beside.is_recorded.value = recorder is not None
 
     @property
     def failure(self) -> TfdistError | None:
@@ -261,7 +269,16 @@ class Engine:
 
     def counts(self) -> dict[int, int]:
         """Returns the number of calls that this rank has posted, by the key's number."""
-        return {number: self._calls[site] for site, number in self._numbers.copy().items()}
+        return {number: self.calls(site) for site, number in self._numbers.copy().items()}
+
+    def calls(self, site: Site) -> int:
+        """Returns the number of calls of a site that this rank has posted, or that have begun beside the engine."""
+        count = self.beside.counts.get(site)
+        return self._calls[site] + (count() if count else 0)
+
+    def number(self, site: Site) -> int | None:
+        """Returns the number that the members have agreed on for a site; None before that."""
+        return self._numbers.get(site)
 
     def under_way(self) -> list[Pending]:
         """Returns the calls that this rank has posted and not completed."""
@@ -269,7 +286,8 @@ class Engine:
 
     def state(self) -> RankStatus:
         """Returns the collectives that this rank has under way, for the explanation of a stall."""
-        return RankStatus(tuple(pending.describe() for pending in self.under_way()), self.counts())
+        under_way = [*self.under_way(), *self.beside.waits]
+        return RankStatus(tuple(pending.describe() for pending in under_way), self.counts())
 
     # Beginning.
 
@@ -358,7 +376,7 @@ class Engine:
         assert pending.number is not None
         tag = (pending.number * _TAGS_OF_A_KEY + pending.call % _TAGS_OF_A_KEY) % self._tags
         pending.schedule = pending.operation.plan(self._communicator(pending.members), tag)
-        self.statistics.collectives += 1
+        self.statistics.begun += 1
         self._active.append(pending)
         if self.timeline:
             self.timeline.posted(pending)
@@ -511,6 +529,10 @@ class Engine:
             if patience:
                 patience.over()
         return pending.result
+
+    def monitor(self, pending: Pending) -> WaitMonitor | None:
+        """Returns what decides how long to wait for a call that runs beside the engine; None for a process alone."""
+        return self._patience(self.control, pending, blocking=False) if self.control else None
 
     def _patience(self, control: Control, pending: Pending, blocking: bool) -> WaitMonitor:
         def standing() -> WaitingForCall:

@@ -12,6 +12,9 @@ from tfdist.comm.communicator import Request
 from tfdist.engine.operations import Operation
 from tfdist.errors import TfdistError
 
+Site = tuple[tuple[int, ...] | None, str]
+"""The members that use a key (None for all ranks), and the key; members agree on a number for each site."""
+
 
 class Pending:
     """A posted collective.

@@ -1,31 +1,56 @@
-"""Measures how long a process has communicated, and how much of that time it has waited."""
+"""Measures how much and how long a process has communicated, and how much of that time it has waited."""
 
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tfdist.comm.communicator import Communicator
+    from tfdist.engine.beside import Beside
 
 
 class Statistics:
     """Counters that only grow; subtract two readings to measure an interval.
 
+    Args:
+        communicator: what the engine sends with.
+        beside: the collectives beside the engine.
+
     Attributes:
-        collectives: number of collectives begun.
+        begun: number of collectives that the engine has begun.
     """
 
-    def __init__(self) -> None:
-        self.collectives = 0
+    def __init__(self, communicator: Communicator, beside: Beside) -> None:
+        self._communicator, self._beside = communicator, beside
+        self.begun = 0
         self._communicating = _Stopwatch()
         self._waiting = _Stopwatch()
 
     @property
+    def collectives(self) -> int:
+        """Number of collectives begun."""
+        return self.begun + self._beside.totals().collectives
+
+    @property
+    def messages_sent(self) -> int:
+        """Number of messages sent."""
+        return self._communicator.messages_sent + self._beside.totals().messages
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent to other processes, or read by them."""
+        return self._communicator.bytes_sent + self._beside.totals().bytes_sent
+
+    @property
     def communicating_seconds(self) -> float:
         """Seconds in which at least one collective was running."""
-        return self._communicating.seconds()
+        return self._communicating.seconds() + self._beside.totals().seconds
 
     @property
     def waiting_seconds(self) -> float:
         """Seconds in which at least one thread was waiting for a collective, without overlap with computation."""
-        return self._waiting.seconds()
+        return self._waiting.seconds() + self._beside.totals().seconds
 
     def begin_communicating(self) -> None:
         """Starts the clock; to be called when a collective is posted while none is running."""

@@ -87,6 +87,17 @@ class EventRecorder:
         finally:
             self._keep(self.waits, WaitEvent(pending.name, begin, time.monotonic()))
 
+    def ran(self, pending: Pending, marks: Sequence[float]) -> None:
+        """Records a collective that has run beside the engine, while a thread waited for it.
+
+        Args:
+            pending: the collective.
+            marks: times in seconds at which it began, and at which each of its steps ended.
+        """
+        begin, *steps = marks
+        self._keep(self.flights, Flight(pending.name, pending.call, pending.contents, [begin, begin, *steps]))
+        self._keep(self.waits, WaitEvent(pending.name, begin, steps[-1]))
+
     def _keep(self, records: list[Any], record: Any) -> None:
         if len(self.flights) + len(self.waits) < MOST_RECORDS:
             records.append(record)

@@ -90,12 +90,11 @@ class Processes(tf.distribute.Strategy):
         Returns:
             The number of ``collectives`` begun, and of ``messages`` and ``bytes`` sent.
         """
-        engine = self.extended.group.engine
-        communicator = engine.communicator
+        statistics = self.extended.group.engine.statistics
         return {
-            "collectives": engine.statistics.collectives,
-            "messages": communicator.messages_sent,
-            "bytes": communicator.bytes_sent,
+            "collectives": statistics.collectives,
+            "messages": statistics.messages_sent,
+            "bytes": statistics.bytes_sent,
         }
 
     def compression(self) -> dict[str, dict[str, int]]:

@@ -1,0 +1,16 @@
+"""What other ranks learn of calls beside the engine; `tests/multiprocess/test_shared_sums.py` has real ones."""
+
+
+def test_calls_beside_the_engine_are_reported(ranks):
+    engine = ranks(2).groups[0].engine
+    site = (None, "a sum")
+    engine._numbers[site], engine._calls[site] = 5, 1
+    engine.beside.counts[site] = lambda: 2
+    assert engine.counts()[5] == engine.calls(site) == 3
+    pending, monitor = engine.beside.waits_for(site, "kernel")
+    assert (monitor is None) == (engine.control is None)
+    (call,) = engine.state().under_way
+    assert (call.key, call.number, call.call, call.contents) == ("a sum", 5, 2, "kernel")
+    assert pending.operation.stand_in is None
+    engine.beside.over(pending)
+    assert not engine.state().under_way
