@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 
 OLDEST := .venv-oldest
 
+# What pip reads or builds.
+INSTALLED := setup.cfg setup.py pyproject.toml $(wildcard tfdist/*/*.c)
+
 # Two workers, each of which runs the tests of a file. Three take no less time on two cores.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
@@ -17,7 +20,7 @@ $(VENV)/bin/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 # One file for each set of extras that is installed: $(VENV)/with-examples has those of the extra `examples`.
-$(VENV)/with-%: $(VENV)/bin/python setup.cfg pyproject.toml
+$(VENV)/with-%: $(VENV)/bin/python $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --editable '.[$(BUILD),$*]'
 	touch $@
 
@@ -35,7 +38,7 @@ test-all: $(VENV)/with-test $(VENV)/with-ray  ## Run the tests with all sweeps, 
 test-flaky: $(VENV)/with-test  ## Run the tests that depend most on time, 20 times each beside 20 busy processes
 	$(BIN)/python -m tests.flaky
 
-$(OLDEST)/installed: setup.cfg pyproject.toml
+$(OLDEST)/installed: $(INSTALLED)
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
 	$(OLDEST)/bin/python -m pip install --quiet --editable '.[cpu,test]' 'tensorflow-cpu==2.18.*' 'keras==3.10.*'
@@ -53,4 +56,4 @@ docs: $(VENV)/with-docs  ## Build the site into docs/_build
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist docs/_build *.egg-info
+	rm -rf $(VENV) $(OLDEST) build dist docs/_build *.egg-info tfdist/*/*.so

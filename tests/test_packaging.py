@@ -53,5 +53,11 @@ def test_source_distribution_is_whole(clone):
         names = {name.partition("/")[2] for name in archive.getnames()}
     for name in ("Makefile", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "examples/digits.py", "docs/index.md"):
         assert name in names
-    assert {"tests/test_docs.py", "tests/multiprocess/harness.py", "benchmarks/fit.py", "tfdist/py.typed"} <= names
+    assert {
+        "tests/test_docs.py",
+        "tests/multiprocess/harness.py",
+        "benchmarks/fit.py",
+        "tfdist/py.typed",
+        "tfdist/engine/shared_sums.c",
+    } <= names
     assert not [name for name in names if name.endswith(".pyc")]

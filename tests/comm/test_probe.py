@@ -8,7 +8,7 @@ from tfdist.comm import probe
 
 
 def offers(size, cells=64):
-    return [{"cells": cells} for _ in range(size)]
+    return [{"cells": cells, "sums": rank != 1} for rank in range(size)]
 
 
 def findings(size, apart=(), elsewhere=(), closed=()):
@@ -28,7 +28,7 @@ def findings(size, apart=(), elsewhere=(), closed=()):
 
 def test_mutually_reachable_ranks_share_one_node():
     sharing = probe.decide(offers(3), findings(3))
-    assert sharing == probe.Sharing((0, 0, 0), (0, 0, 0), (64, 64, 64), ())
+    assert sharing == probe.Sharing((0, 0, 0), (0, 0, 0), (True, False, True), (64, 64, 64), ())
 
 
 def test_memory_reachable_one_way_only_is_not_shared():
@@ -53,7 +53,7 @@ def test_ranks_of_different_machines_need_no_reason():
 
 
 def test_a_node_has_as_many_cells_as_its_smallest_member_has_room_for():
-    given = [{"cells": cells} for cells in (64, 16, 64)]
+    given = [{"cells": cells, "sums": False} for cells in (64, 16, 64)]
     assert probe.decide(given, findings(3, apart=[(0, 2), (1, 2)])).cells == (16, 16, 64)
 
 

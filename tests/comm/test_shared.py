@@ -4,11 +4,12 @@ import multiprocessing
 import os
 import sys
 import threading
+import types
 
 import numpy as np
 import pytest
 
-from tfdist.comm.shared import Arena, Invitation, Neighbour
+from tfdist.comm.shared import Arena, Invitation, Neighbour, SharedMemory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 
@@ -43,6 +44,16 @@ def test_another_process_reads_current_and_later_arena_contents():
         process.join(60)
         process.kill()
     assert arena.find(first) is not None
+
+
+def test_members_sum_in_memory_if_all_have_the_machine_code():
+    arena, view = Arena(), np.zeros(3, np.uint8)
+    memory = SharedMemory(arena, {1: types.SimpleNamespace(view=lambda place, nbytes: view[:nbytes])}, {0, 1})
+    assert memory.is_summed((0, 1))
+    assert not memory.is_summed((0, 2))
+    lease = arena.take(100)
+    assert memory.place(lease) == arena.find(lease)
+    assert memory.view(1, memory.place(lease), 2).size == 2
 
 
 def test_memory_of_elsewhere_is_not_found():

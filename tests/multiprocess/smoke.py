@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.multiprocess import harness, test_local_sgd, test_quorum
+from tests.multiprocess import harness, test_local_sgd, test_quorum, test_shared_sums
 from tests.multiprocess.conftest import passed_in
 from tests.multiprocess.test_equal_mathematics import check, worlds
 from tests.multiprocess.test_parameter_server import cases, test_synchronous_steps_equal_one_process
@@ -30,6 +30,12 @@ __all__ = ["cases", "test_synchronous_steps_equal_one_process", "worlds"]
 def test_two_processes(name, worlds):
     two, (one,) = worlds((2, 1, ",".join(NAMES)), (1, 1, ",".join(NAMES)))
     check(name, two, one)
+
+
+@test_shared_sums.needs_machine_code
+def test_sums_in_shared_memory_on_two_processes():
+    for end in harness.run([test_shared_sums.PROGRAM], 2, settings={"TEST_CASES": "bits,edges"}):
+        assert "PASSED edges" in end.output, end.output
 
 
 def test_local_sgd_on_two_processes(tmp_path):

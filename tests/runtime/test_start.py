@@ -60,18 +60,20 @@ def told(caplog, monkeypatch):
 
 
 def test_ranks_with_shared_memory_log_nothing(told):
-    assert told(Sharing(nodes=[0, 0], arenas=[0, 0], cells=None, reasons=[])) == []
+    assert told(Sharing(nodes=[0, 0], arenas=[0, 0], sums=[True, True], cells=None, reasons=[])) == []
 
 
 def test_ranks_without_shared_memory_log_a_warning(told):
     reasons = [(0, 1, "they are in other containers"), (0, 2, "x"), (1, 2, "y")]
-    ((level, message),) = told(Sharing(nodes=[0, 1, 2], arenas=[0, 1, 2], cells=None, reasons=reasons))
+    ((level, message),) = told(Sharing(nodes=[0, 1, 2], arenas=[0, 1, 2], sums=[True] * 3, cells=None, reasons=reasons))
     assert level == "WARNING"
     assert "no memory between rank 0 and rank 1 (and 2 more such pairs)" in message
     assert "they are in other containers. They communicate over TCP, which is slower." in message
 
 
 def test_unshared_small_messages_are_logged_as_info(told):
-    ((level, message),) = told(Sharing(nodes=[0, 1], arenas=[0, 0], cells=None, reasons=[(0, 1, "why")]))
+    ((level, message),) = told(
+        Sharing(nodes=[0, 1], arenas=[0, 0], sums=[True, True], cells=None, reasons=[(0, 1, "why")])
+    )
     assert level == "INFO"
     assert message.endswith("Their small messages go over TCP.")

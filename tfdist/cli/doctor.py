@@ -22,6 +22,7 @@ from tfdist.cluster import discovery, launcher
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster, Task, split_address
 from tfdist.comm import mpi_library
+from tfdist.engine import machine_code
 from tfdist.errors import TfdistError
 from tfdist.runtime import world
 from tfdist.strategies import HOW_TO_INSTALL
@@ -75,6 +76,7 @@ def examine(timeout: float, tries_gpus: bool = False) -> Iterator[Finding]:
     """
     yield from _versions()
     yield from _mpi()
+    yield from _machine_code()
     yield from _devices()
     if tries_gpus:
         yield from gpu_checks.try_all()
@@ -130,6 +132,25 @@ def _mpi() -> Iterator[Finding]:
             f"{version}, from {path}",
             "start jobs with this library's mpiexec, or with srun; TF_CONFIG alone needs MPICH (`pip install mpich`)",
         )
+
+
+def _machine_code() -> Iterator[Finding]:
+    if os.environ.get(machine_code.VARIABLE) == "0":
+        yield Finding(Severity.NOTE, "machine code", f"not used, as {machine_code.VARIABLE} is 0: sums are in Python")
+    elif (path := machine_code.path()) is None:
+        yield Finding(
+            Severity.NOTE,
+            "machine code",
+            "not built: processes of one machine sum gradients in Python, which takes longer",
+            "install a C compiler, such as gcc, and then tfdist again",
+        )
+    else:
+        try:
+            machine_code.load()
+        except RuntimeError as error:
+            yield Finding(Severity.PROBLEM, "machine code", str(error))
+        else:
+            yield Finding(Severity.OK, "machine code", f"sums in shared memory, by {path}")
 
 
 def _devices() -> Iterator[Finding]:

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tfdist.comm.shared import SharedMemory
+
 Request = Any
 """A running transfer; opaque except to the `Communicator` that started it."""
 
@@ -37,6 +39,11 @@ class Communicator(Protocol):
     @property
     def outlives_others(self) -> bool:
         """Whether transfers between the other ranks still work after a rank has died."""
+        ...
+
+    @property
+    def memory(self) -> SharedMemory | None:
+        """The memory that processes of this machine share; None if no memory of this process can be read."""
         ...
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.comm.communicator import Combine, Communicator, Request
+from tfdist.comm.shared import SharedMemory
 
 
 class GroupCommunicator:
@@ -30,6 +31,11 @@ class GroupCommunicator:
     def outlives_others(self) -> bool:
         """Whether transfers of the whole communicator still work after a rank has died."""
         return self._whole.outlives_others
+
+    @property
+    def memory(self) -> SharedMemory | None:
+        """The memory that processes of this machine share, by their ranks in the whole communicator."""
+        return self._whole.memory
 
     @property
     def messages_sent(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.comm.communicator import Combine
+from tfdist.comm.shared import SharedMemory
 
 Channel = tuple[int, int, int]
 """Source, destination and tag of transfers."""
@@ -72,6 +73,7 @@ class LocalCommunicator:
         self.hosts = world.hosts
         self.segment_bytes = world.segment_bytes
         self.outlives_others = True
+        self.memory: SharedMemory | None = None
         self.messages_sent = 0
         self.bytes_sent = 0
         self.tags = 1 << 28

@@ -16,7 +16,7 @@ import numpy as np
 from tfdist.comm.buffers import BufferPool
 from tfdist.comm.communicator import Combine
 from tfdist.comm.library import LibraryCollectives
-from tfdist.comm.shared import Arena, Neighbour, Place
+from tfdist.comm.shared import Arena, Neighbour, Place, SharedMemory
 from tfdist.errors import MismatchError
 
 TAGS = 1 << 15
@@ -42,10 +42,16 @@ class MPICommunicator:
         arena: memory to send from, which the neighbours can read; None if they cannot.
         neighbours: by rank, the readable memory of the neighbours.
         arenas: by rank, the number of the group whose members read each other's memory.
+        sums: by rank, whether it has machine code that sums in that memory; by default none has.
     """
 
     def __init__(
-        self, comm: Any, arena: Arena | None, neighbours: Mapping[int, Neighbour], arenas: Sequence[int]
+        self,
+        comm: Any,
+        arena: Arena | None,
+        neighbours: Mapping[int, Neighbour],
+        arenas: Sequence[int],
+        sums: Sequence[bool] | None = None,
     ) -> None:
         from mpi4py import MPI
 
@@ -72,6 +78,8 @@ class MPICommunicator:
         self._neighbours = {
             other: memory for other, memory in neighbours.items() if self.hosts[other] == self.hosts[self.rank]
         }
+        adders = {rank for rank in (self.rank, *self._neighbours) if sums and sums[rank]}
+        self.memory = None if arena is None else SharedMemory(arena, self._neighbours, adders)
 
     def take(self, nbytes: int) -> np.ndarray:
         """Returns memory that the neighbours can read."""

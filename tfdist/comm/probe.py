@@ -38,12 +38,14 @@ class Sharing:
     Attributes:
         nodes: by rank, the number of the group in which MPI may use shared memory; None to let MPI decide.
         arenas: by rank, the number of the group whose members read each other's `Arena`.
+        sums: by rank, whether it has machine code that sums in that memory.
         cells: by rank, the number of messages that MPI's shared memory has space for; None to let MPI decide.
         reasons: for each two nodes on the same machine, a pair of their ranks and why they share no memory.
     """
 
     nodes: tuple[int, ...] | None
     arenas: tuple[int, ...]
+    sums: tuple[bool, ...]
     cells: tuple[int, ...] | None
     reasons: tuple[tuple[int, int, str], ...] = ()
 
@@ -56,12 +58,14 @@ class Probe:
         job: the job's name, unique on every machine at any time.
         rank: this process's rank.
         before_mpi: whether MPI has not started yet. Later its shared memory is known to work, and is not tried.
+        sums: whether this process has machine code that sums in the memory of all.
         folder: the directory of MPI's shared memory.
     """
 
     job: str
     rank: int
     before_mpi: bool = True
+    sums: bool = False
     folder: str = "/dev/shm"
     neighbours: dict[int, Neighbour] = field(default_factory=dict)
 
@@ -83,6 +87,7 @@ class Probe:
             "address": ctypes.addressof(self._bytes),
             "token": self._token.hex(),
             "arena": arena and [arena.pid, arena.fd, arena.token.hex()],
+            "sums": self.sums,
             "cells": cells,
             "problem": problem,
         }
@@ -196,7 +201,11 @@ def decide(offers: Sequence[Offer], findings: Sequence[Finding]) -> Sharing:
             if nodes[rank] != nodes[other] and (why := reason(rank, other)):
                 reasons.setdefault((nodes[rank], nodes[other]), (rank, other, why))
     return Sharing(
-        tuple(nodes) if known else None, tuple(arenas), tuple(cells) if known else None, tuple(reasons.values())
+        tuple(nodes) if known else None,
+        tuple(arenas),
+        tuple(offer["sums"] for offer in offers),
+        tuple(cells) if known else None,
+        tuple(reasons.values()),
     )
 
 

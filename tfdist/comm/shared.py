@@ -11,6 +11,7 @@ import mmap
 import os
 import secrets
 import threading
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -137,3 +138,30 @@ class Neighbour:
             mapping = mmap.mmap(self._fd, place.region_bytes, prot=mmap.PROT_READ, offset=place.region)
             region = self._regions[place.region] = np.frombuffer(mapping, np.uint8)
         return region[place.start : place.start + nbytes]
+
+
+class SharedMemory:
+    """The memory that a process and its neighbours read.
+
+    Args:
+        arena: this process's memory.
+        neighbours: by rank, the memory of others.
+        adders: the ranks of both that have machine code which sums in this memory.
+    """
+
+    def __init__(self, arena: Arena, neighbours: Mapping[int, Neighbour], adders: Collection[int]) -> None:
+        self._arena, self._neighbours, self._adders = arena, neighbours, adders
+
+    def is_summed(self, members: Iterable[int]) -> bool:
+        """Returns whether these ranks can sum in this memory: the same on all of them."""
+        return all(rank in self._adders for rank in members)
+
+    def place(self, array: np.ndarray) -> Place:
+        """Returns the location of memory of this process's arena."""
+        place = self._arena.find(array)
+        assert place is not None
+        return place
+
+    def view(self, rank: int, place: Place, nbytes: int) -> np.ndarray:
+        """Returns another rank's memory at a location, which can be read only."""
+        return self._neighbours[rank].view(place, nbytes)

@@ -28,6 +28,7 @@ from tfdist.engine.host_calls import host_call
 from tfdist.engine.means import Mean
 from tfdist.engine.operations import Operation
 from tfdist.engine.posting import Begun, BucketJob, Posting, concatenated, split
+from tfdist.engine.shared_sums import DTYPES, SharedSums
 from tfdist.engine.weights import checked_weight, weighted, weighted_in_graph
 from tfdist.tensors import to_array, to_tensor
 
@@ -132,6 +133,7 @@ class Bridge:
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._posting = Posting(group)
+        self._shared = SharedSums(group)
 
     @tf.autograph.experimental.do_not_convert
     def all_reduce(
@@ -144,6 +146,7 @@ class Bridge:
         mean: bool = False,
         weight: tf.Tensor | None = None,
         adaptive: bool = False,
+        in_memory: bool = False,
     ) -> list[tf.Tensor]:
         """Sums each tensor over all processes, or combines them by another ufunc.
 
@@ -160,6 +163,8 @@ class Bridge:
                 reduced. If it is 0 they count as zero, even if they hold NaN or infinity. Not with ``mean``.
             adaptive: whether `tfdist.collectives.adasum` combines each tensor, in place of ``combine``. Not with
                 ``mean`` or ``compressed``, and for floating-point tensors only.
+            in_memory: whether `tfdist.engine.shared_sums` may sum in memory that the processes share. Not where the
+                static shape of a tensor could be unknown on one process only, nor where one could have joined.
 
         Returns:
             The sums, bitwise equal on all processes.
@@ -182,24 +187,44 @@ class Bridge:
         names = names or [f"{place + 1} of {len(tensors)}" for place in range(len(tensors))]
         compressed = compressed or [None] * len(tensors)
         verb = verb or ("adasum" if adaptive else "mean" if mean else "sum" if combine is np.add else combine.__name__)
-        plan = _plan(tensors, compressed)
+        results: dict[int, tf.Tensor] = {}
+        if in_memory and combine is np.add and not (mean or adaptive):
+            results = self._in_memory(tensors, names, compressed, weight)
+        rest = [place for place in range(len(tensors)) if place not in results]
+        plan = _plan([tensors[place] for place in rest], [compressed[place] for place in rest])
         jobs = [
             _Sum(
                 self._group,
                 combine,
-                [tensors[member] for member in bucket.members],
-                [names[member] for member in bucket.members],
-                [compressed[member] for member in bucket.members],
+                [tensors[rest[member]] for member in bucket.members],
+                [names[rest[member]] for member in bucket.members],
+                [compressed[rest[member]] for member in bucket.members],
                 verb,
                 mean,
                 adaptive,
             )
             for bucket in plan
         ]
-        results: dict[int, tf.Tensor] = {}
-        for bucket, totals in zip(plan, self._posting.run(jobs, weight), strict=True):
-            results.update(zip(bucket.members, totals, strict=True))
+        for bucket, totals in zip(plan, self._posting.run(jobs, weight) if jobs else [], strict=True):
+            results.update(zip((rest[member] for member in bucket.members), totals, strict=True))
         return [results[place] for place in range(len(tensors))]
+
+    def _in_memory(
+        self,
+        tensors: Sequence[tf.Tensor],
+        names: Sequence[str],
+        compressed: Sequence[Compressed | None],
+        weight: tf.Tensor | None,
+    ) -> dict[int, tf.Tensor]:
+        """Returns the sums that are made in memory, by place."""
+        results: dict[int, tf.Tensor] = {}
+        for dtype in DTYPES:
+            places = [p for p, tensor in enumerate(tensors) if tensor.dtype == dtype and compressed[p] is None]
+            given = [tensors[place] for place in places]
+            if places and self._shared.takes(given):
+                sums = self._shared.all_reduce(given, [names[place] for place in places], weight)
+                results.update(zip(places, sums, strict=True))
+        return results
 
 
 def _alone(tensor: tf.Tensor, how: Compressed | None) -> tf.Tensor:

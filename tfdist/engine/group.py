@@ -9,9 +9,10 @@ import numpy as np
 from tfdist.collectives import algorithms
 from tfdist.collectives.cost import Calibration
 from tfdist.collectives.schedule import Plan
+from tfdist.comm.shared import SharedMemory
 from tfdist.engine.engine import Engine
 from tfdist.engine.operations import Operation
-from tfdist.engine.pending import Pending
+from tfdist.engine.pending import Pending, Site
 from tfdist.errors import TfdistError
 
 
@@ -145,6 +146,19 @@ class ProcessGroup:
     def join(self) -> int:
         """Takes part, without data, until all processes have joined; see `tfdist.engine.engine.Engine.join`."""
         return self.engine.join()
+
+    def site(self, key: str) -> Site:
+        """Returns the call site of a key, as the engine names it."""
+        return self._given, key
+
+    @property
+    def memory(self) -> SharedMemory | None:
+        """The memory that the members sum in; None, on all members alike, if they do not share it.
+
+        Its sums have one algorithm.
+        """
+        memory = self.engine.communicator.memory if self.algorithm == "auto" else None
+        return memory if memory and memory.is_summed(self.members) else None
 
     @property
     def _given(self) -> tuple[int, ...] | None:

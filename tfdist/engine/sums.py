@@ -38,6 +38,7 @@ class Sums:
         contributes: tf.Tensor | None = None,
         keep_rows: bool = True,
         adaptive: bool = False,
+        in_memory: bool = False,
     ) -> list[Any]:
         """Sums values over the processes.
 
@@ -52,6 +53,8 @@ class Sums:
             contributes: boolean scalar; false if this process has no samples, and so no rows. Not with ``weight``.
             keep_rows: whether every occurrence of a row is kept; see `tfdist.engine.slices.Slices.all_reduce`.
             adaptive: whether `tfdist.collectives.adasum` combines the dense values.
+            in_memory: whether dense values may be summed in shared memory; see
+                `tfdist.engine.bridge.Bridge.all_reduce`.
 
         Returns:
             The sums or means, bitwise equal on all processes.
@@ -66,6 +69,7 @@ class Sums:
             mean=mean,
             weight=weight,
             adaptive=adaptive,
+            in_memory=in_memory,
         )
         for place, total in zip(dense, reduced, strict=True):
             totals[place] = total

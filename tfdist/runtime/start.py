@@ -20,6 +20,7 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.comm import messages, mpi_library, segments
 from tfdist.comm.mpi import MPICommunicator, simulates_hosts
 from tfdist.comm.probe import CELLS_VARIABLE, Probe, Sharing, decide, ptrace_is_free
+from tfdist.engine import machine_code
 from tfdist.errors import MPIUnavailableError, RendezvousError, TfdistError
 from tfdist.runtime import membership
 from tfdist.runtime.membership import Membership, StartedMPI
@@ -47,7 +48,7 @@ def among_tasks(member: Membership, timeouts: Timeouts) -> None:
     try:
         module = mpi_library.load()  # may fail, so comes before the other tasks wait for this one
         members = _bind(control, size)
-        probe = Probe(control.job, rank)
+        probe = Probe(control.job, rank, sums=machine_code.is_usable())
         sharing = _probe_shared_memory(control, probe, members)
         if rank == 0:
             _say_what_is_not_shared(sharing)
@@ -60,7 +61,9 @@ def among_tasks(member: Membership, timeouts: Timeouts) -> None:
             if sharing.nodes and sharing.nodes.count(sharing.nodes[rank]) == 1:
                 segments.unlink_own()  # at once, because other ranks may run as other users, who are not allowed to
             control.barrier("initialized", range(size))
-            communicator = MPICommunicator(module.COMM_WORLD, probe.arena, probe.neighbours, sharing.arenas)
+            communicator = MPICommunicator(
+                module.COMM_WORLD, probe.arena, probe.neighbours, sharing.arenas, sharing.sums
+            )
     except BaseException as error:
         member.abandon(error)
         raise
@@ -107,9 +110,9 @@ def under_launcher(timeouts: Timeouts) -> Membership:
     control = Control(meeting["address"], claims, meeting["secret"].encode(), timeouts)
     control.enter()
     members = _bind(control, comm.size)
-    probe = Probe(control.job, comm.rank, before_mpi=False)
+    probe = Probe(control.job, comm.rank, before_mpi=False, sums=machine_code.is_usable())
     sharing = _probe_shared_memory(control, probe, members)
-    communicator = MPICommunicator(comm, probe.arena, probe.neighbours, sharing.arenas)
+    communicator = _communicator(comm, probe, sharing)
     _refuse_false_neighbours(module, communicator, sharing)
     launched = Membership(None, control, server)
     launched.started = StartedMPI(module, communicator, members, None)
@@ -144,6 +147,10 @@ def _probe_shared_memory(control: Control, probe: Probe, members: list[Claims]) 
     sharing = decide(offers, findings)
     probe.keep([rank for rank, group in enumerate(sharing.arenas) if group == sharing.arenas[probe.rank]])
     return sharing
+
+
+def _communicator(comm: Any, probe: Probe, sharing: Sharing) -> MPICommunicator:
+    return MPICommunicator(comm, probe.arena, probe.neighbours, sharing.arenas, sharing.sums)
 
 
 def _say_what_is_not_shared(sharing: Sharing) -> None:

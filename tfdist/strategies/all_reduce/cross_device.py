@@ -138,6 +138,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
                 weight=weight,
                 contributes=self._has_samples() if weight is None else None,
                 keep_rows=self._keep_rows,
+                in_memory=options is not None,
             )
             totals.update(zip(rest, sums, strict=True))
         return [totals[place] for place in range(len(values))]

@@ -61,7 +61,9 @@ def own_sums(
 
     if of_all:
         given, names = terms(of_all)
-        totals = extended.bridge.all_reduce(given, names=names, compressed=compressed(given, of_all), weight=weight)
+        totals = extended.bridge.all_reduce(
+            given, names=names, compressed=compressed(given, of_all), weight=weight, in_memory=True
+        )
         keep(of_all, [rows_of(total, owners[place], rank) for place, total in zip(of_all, totals, strict=True)])
     if dealt:
         given, names = terms(dealt)

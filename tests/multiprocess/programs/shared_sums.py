@@ -1,0 +1,204 @@
+"""Sums in memory that processes share: to the bit, with weights, of many lengths, and what becomes of calls in vain."""
+
+import logging
+import queue
+import time
+
+import numpy as np
+import tensorflow as tf
+from checking import run_checks
+
+import tfdist
+from tfdist.collectives.schedule import partition
+from tfdist.engine import shared_sums
+from tfdist.engine.timeline import EventRecorder
+
+strategy = tfdist.AllReduceStrategy()
+group = strategy.extended.group
+rank, size = strategy.rank, strategy.size
+bridge = strategy.extended.bridge
+
+
+def in_a_graph(function, **settings):
+    """A function whose tensors are summed; fails if they are not summed in shared memory."""
+
+    def summed(*given):
+        tensors, *weight = function(*given)
+        return bridge.all_reduce(tensors, weight=weight[0] if weight else None, in_memory=True)
+
+    graph = tf.function(summed, autograph=False, **settings)
+
+    def call(*given):
+        before = shared_sums._totals().collectives
+        totals = graph(*given)
+        assert shared_sums._totals().collectives > before
+        return [total.numpy() for total in totals]
+
+    return call
+
+
+def by_a_ring(vectors, dtype):
+    """What a ring makes of one vector for each rank: each chunk is added up from the rank of its number on."""
+    total = np.empty(vectors[0].size, dtype)
+    for chunk, part in enumerate(partition(total.size, size)):
+        summed = vectors[chunk][part]
+        for turn in range(1, size):
+            summed = summed + vectors[(chunk + turn) % size][part]
+        total[part] = summed
+    return total
+
+
+def bits():
+    """Vectors of all lengths cut into tensors, with weights, by which NaN and infinity may become zero."""
+    for dtype in (np.float32, np.float64):
+        for lengths in ([1], [2, 0, 3], [7], [300, 1, 4097], [100_003], [5] * 40):
+            rows = [np.random.default_rng(number).standard_normal(sum(lengths)) for number in range(size)]
+            rows = [(row * 10.0 ** np.random.default_rng(9).integers(-3, 3, row.size)).astype(dtype) for row in rows]
+            for weights in ([1.0] * size, np.linspace(0.1, 0.7, size), [0.0, *[1.0] * (size - 1)]):
+                rows[0][:1] = np.nan if weights[0] == 0 else 1
+                cuts = np.cumsum(lengths)[:-1]
+                call = in_a_graph(lambda *parts: (parts[:-1], parts[-1]))
+                for _ in range(2):
+                    totals = call(*map(tf.constant, np.split(rows[rank], cuts)), tf.constant(weights[rank], tf.float64))
+                terms = [row * dtype(w) if w else np.zeros_like(row) for row, w in zip(rows, weights, strict=True)]
+                assert np.concatenate(totals).tobytes() == by_a_ring(terms, dtype).tobytes(), (dtype, lengths, weights)
+
+
+def edges():
+    """Numbers at the edges of what a dtype can represent, which threads of TensorFlow flush."""
+    smallest, largest = np.finfo(np.float32).smallest_subnormal, np.finfo(np.float32).max
+    (total,) = in_a_graph(lambda given: ([given],))(tf.constant([smallest, largest, -0.0, np.inf * (1 - 2 * rank)]))
+    with np.errstate(over="ignore"):
+        expected = [np.float32(size) * smallest, np.inf, 0.0]
+    np.testing.assert_array_equal(total[:3], expected)
+    assert np.signbit(total[2])
+    assert np.isnan(total[3])
+
+
+def inputs():
+    """What is summed stays as it is: variables, constants, and values that others read; shapes, too."""
+    variable = tf.Variable(tf.fill([3, 5], rank + 1.0))
+
+    def step():
+        doubled = variable * 2
+        given = [variable.read_value(), tf.constant(3.0), doubled, tf.zeros([0, 4])]
+        return *bridge.all_reduce(given, in_memory=True), doubled
+
+    step, ranks = tf.function(step, autograph=False), size * (size + 1) / 2
+    for _ in range(3):
+        one, three, doubled, nothing, again = step()
+        np.testing.assert_array_equal(one, np.full([3, 5], ranks))
+        assert three == 3 * size
+        np.testing.assert_array_equal(doubled, np.full([3, 5], 2 * ranks))
+        assert nothing.shape == (0, 4)
+        np.testing.assert_array_equal(again, np.full([3, 5], 2 * (rank + 1)))
+        np.testing.assert_array_equal(variable, np.full([3, 5], rank + 1))
+
+
+def models():
+    """Models with the same call sites, in turn: each has memory again when it is its turn, and others' is released."""
+    calls = [in_a_graph(lambda given: ([given],)) for _ in range(9)]
+    for turn in range(3):
+        for number, call in enumerate(calls):
+            (total,) = call(tf.fill([1000 * number + 10], rank + turn + 1.0))
+            np.testing.assert_array_equal(total, np.full(1000 * number + 10, size * (size + 1) / 2 + size * turn))
+    site = group.engine.beside.sites[None, "summed: shared sum of 1 float32 #0"]
+    assert sum(bool(channel._areas) for channel in site._channels.values()) == shared_sums._MOST_OPEN
+
+
+def several():
+    """Sums of both dtypes and of one that is not summed in memory, in loops and conditionals, and of more bytes."""
+
+    @tf.function
+    def step(turns):
+        total, wide, whole = tf.zeros([5]), tf.zeros([], tf.float64), tf.constant(0)
+        for turn in tf.range(turns):
+            if turn % 2 == 0:
+                parts = [tf.ones([5]), tf.constant(2.0, tf.float64), turn]
+                parts = bridge.all_reduce(parts, in_memory=True)
+                total, wide, whole = total + parts[0], wide + parts[1], whole + parts[2]
+        return total, wide, whole
+
+    total, wide, whole = step(5)
+    assert (total.numpy() == 3 * size).all()
+    assert (wide.numpy(), whole.numpy()) == (6 * size, 6 * size)
+    before = shared_sums._totals()
+    many = tf.ones([shared_sums.LARGEST_BYTES // 4 + 1])
+    assert (tf.function(lambda: bridge.all_reduce([many], in_memory=True))()[0].numpy() == size).all()
+    assert shared_sums._totals() == before
+
+
+def traffic():
+    before, call = strategy.communication(), in_a_graph(lambda given: ([given],))
+    call(tf.zeros([60 * size]))
+    opened = strategy.communication()
+    call(tf.zeros([60 * size]))
+    after = strategy.communication()
+    moved = {name: after[name] - opened[name] for name in after}
+    assert moved == {"collectives": 1, "messages": 2 * (size - 1), "bytes": 2 * (size - 1) * 60 * 4}, moved
+    assert opened["collectives"] == before["collectives"] + 2, (before, opened)  # with what opens the call site
+
+
+def recorded():
+    """A timeline has the sums while it is recorded, also of graphs that were traced before."""
+    call, engine = in_a_graph(lambda given: ([given],)), group.engine
+    call(tf.zeros([10]))
+    engine.timeline = EventRecorder(rank)
+    call(tf.zeros([10]))
+    recorder, engine.timeline = engine.timeline, None
+    call(tf.zeros([10]))
+    (flight,), (wait,) = recorder.flights, recorder.waits
+    assert (flight.key, flight.contents) == ("summed: shared sum of 1 float32 #0", "1 of 1")
+    assert flight.call == engine.calls((None, flight.key)) - 2
+    assert list(flight.marks) == sorted(flight.marks)
+    assert (wait.key, wait.begin, wait.end) == (flight.key, flight.marks[0], flight.marks[-1])
+    assert 0 <= time.monotonic() - wait.end < 600
+
+
+def different_shapes():
+    """The same number of elements, at a call site that all know."""
+    in_a_graph(lambda given: ([given],))(tf.zeros([3]))
+    in_a_graph(lambda given: ([given],))(tf.zeros([2 + rank, 3 - rank]))
+
+
+def different_at_first():
+    in_a_graph(lambda given: ([given],))(tf.zeros([2 + rank, 3 - rank]))
+
+
+def forever():
+    call = in_a_graph(lambda given: ([given],))
+    call(tf.ones([1000]))
+    print("READY", flush=True)
+    while True:
+        call(tf.ones([1000]))
+
+
+def late():
+    """Rank 1 takes part when it is told that it is missing."""
+    told = queue.SimpleQueue()
+
+    class Tell(logging.Handler):
+        def emit(self, record):
+            print("LOG", record.getMessage(), flush=True)
+            told.put(record.getMessage())
+
+    logging.getLogger("tfdist").addHandler(Tell())
+    call = in_a_graph(lambda given: ([given],))
+    call(tf.ones([10]))
+    while rank == 1 and told.get(timeout=60).count("(call 3: 1 of 1); missing: rank 1.") < size - 1:
+        pass  # explained before both others were there
+    call(tf.ones([10]))
+
+
+def ended():
+    call = in_a_graph(lambda given: ([given],))
+    call(tf.ones([10]))
+    if rank != size - 1:
+        call(tf.ones([10]))
+
+
+try:
+    run_checks(globals())
+except tf.errors.OpError as error:
+    print("ERROR", error.message, flush=True)
+    raise
