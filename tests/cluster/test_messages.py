@@ -26,6 +26,7 @@ FROM_TASK = [
     quorum_messages.ContributionsReceived(6, "optimizer 0", 3),
     quorum_messages.ContributionsMissing("optimizer 0", 3, (2,)),
     quorum_messages.ReplaceState(8, "optimizer 0"),
+    quorum_messages.FetchEnded("optimizer 0"),
     quorum_messages.AskFirstEpoch(7, 0),
     quorum_messages.EpochReached(0, 3),
     quorum_messages.FitEnded(9, 0, ("optimizer 0",)),

@@ -9,6 +9,7 @@ from tfdist.cluster.quorum_messages import (
     ContributionsReceived,
     Enlist,
     EpochReached,
+    FetchEnded,
     FitEnded,
     MeetingAborted,
     ReadyForRound,
@@ -82,8 +83,8 @@ def test_the_chief_begins_and_others_are_pointed_to_it():
     early = job.enlist(1)
     assert job.answer(1, early) is None
     chief = job.enlist(0)
-    assert job.answer(0, chief) == {"round": 0, "source": None, "address": ""}
-    assert job.answer(1, early) == {"round": 0, "source": 0, "address": "host0:1"}
+    assert job.answer(0, chief) == {"round": 0, "source": None, "address": "", "lost": 0}
+    assert job.answer(1, early) == {"round": 0, "source": 0, "address": "host0:1", "lost": 0}
 
 
 @pytest.mark.parametrize(("is_there", "seconds"), [(True, 60.0), (False, GRACE)])
@@ -183,6 +184,19 @@ def test_task_lost_after_finishing_does_not_abort_the_round():
     job.quorums.gone(1, lost=True)
     assert job.answer(0, job.have(0, 1))["counts"]
     assert job.answer(2, job.enlist(2))["source"] == 0, "and is no source of its state"
+
+
+def test_task_that_comes_again_gets_no_answer_of_its_predecessor():
+    job = Job().begun(0, 1)
+    requests = [job.ready(task) for task in range(2)]
+    attempt = job.answer(0, requests[0])["attempt"]
+    of_the_predecessor = job.have(0, attempt)
+    job.quorums.gone(0, lost=True)
+    request = job.enlist(0)
+    other = job.have(1, attempt)
+    assert job.answer(1, other)["counts"]
+    assert not job.is_answered(0, of_the_predecessor), "its number may be that of another request by now"
+    assert job.answer(0, request)["source"] == 1
 
 
 def test_partners_of_which_nothing_comes_are_left_out():
@@ -288,7 +302,8 @@ def test_older_states_are_used_when_the_newer_ones_are_lost():
     job.have(0, 1)
     assert job.answer(1, job.ready(1)) is not None
     job.quorums.gone(0, lost=True)
-    assert job.answer(1, job.enlist(1, 0)) == {"round": 0, "source": None, "address": ""}
+    assert job.answer(1, job.enlist(1, 0)) == {"round": 0, "source": None, "address": "", "lost": 1}
+    assert job.answer(1, job.enlist(1, 0))["lost"] == 0, "is told once"
     assert job.meets(1, job.ready(1)) == [1]
 
 
@@ -297,7 +312,7 @@ def test_task_with_different_checksum_restores_the_first_tasks_state():
     requests = {task: job.ready(task, checksum=int(task == 0)) for task in range(3)}
     assert job.answer(0, requests[0]) == {"attempt": 0, "partners": (), "over": False, "epoch": 0, "astray": True}
     assert job.meets(1, requests[1]) is None, "the round waits for it"
-    assert job.answer(0, job.enlist(0)) == {"round": 0, "source": 1, "address": "host1:1"}
+    assert job.answer(0, job.enlist(0)) == {"round": 0, "source": 1, "address": "host1:1", "lost": 0}
     assert job.meets(0, job.ready(0, checksum=0)) == job.meets(1, requests[1]) == [0, 1, 2]
 
 
@@ -315,7 +330,7 @@ def test_replaced_state_becomes_the_newest():
     waiting = job.ready(1)
     assert job.answer(0, job.hear(0, ReplaceState, "a")) == 1
     assert job.meets(1, waiting) == []
-    assert job.answer(1, job.enlist(1, 0)) == {"round": 1, "source": 0, "address": "host0:1"}
+    assert job.answer(1, job.enlist(1, 0)) == {"round": 1, "source": 0, "address": "host0:1", "lost": 0}
 
 
 def test_replaced_state_aborts_the_running_round():
@@ -382,6 +397,26 @@ def test_finished_task_lingers_until_others_have_newest_state():
     assert job.is_released, "who is ready for the next round has the state of this one"
 
 
+@pytest.mark.parametrize("ends", ["has the state", "is gone", "says no more"])
+def test_finished_task_lingers_while_another_fetches_a_state(ends):
+    """A large state may take longer than the time of grace, as may the search for another source of it."""
+    job = AfterFit()
+    assert job.answer(1, job.enlist(1, 0))["source"] == 0
+    for _ in range(3):
+        job.expire()
+        assert not job.is_released
+    if ends == "is gone":
+        job.quorums.gone(1, lost=True)
+    else:
+        job.quorums.heard(1, FetchEnded("a"))
+        if ends == "has the state":
+            job.enlist(1, 1)
+        else:
+            assert not job.is_released
+            job.expire()
+    assert job.is_released
+
+
 @pytest.mark.parametrize("how", ["has ended fit, too", "is gone", "does nothing for the time of grace"])
 def test_finished_task_is_released_when_no_task_needs_state(how):
     job = AfterFit()
@@ -411,7 +446,7 @@ def test_finished_task_gets_the_state_of_the_last_round():
     assert job.is_answered(0, first)
     others = [(task, job.hear(task, FitEnded, 0, ("a",))) for task in (1, 2)]
     assert not any(job.is_answered(*request) for request in others), "task 0 looks for the newest state next"
-    assert job.answer(0, job.enlist(0, 0)) == {"round": 1, "source": 1, "address": "host1:1"}
+    assert job.answer(0, job.enlist(0, 0)) == {"round": 1, "source": 1, "address": "host1:1", "lost": 0}
     assert not any(job.is_answered(*request) for request in others)
     assert job.answer(0, job.enlist(0, 1))["source"] is None
     assert all(job.is_answered(*request) for request in others)

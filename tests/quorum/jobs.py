@@ -12,6 +12,7 @@ from tfdist.cluster.quorum_messages import (
     Enlist,
     Enlisted,
     EpochReached,
+    FetchEnded,
     FitEnded,
     Meeting,
     MeetingAborted,
@@ -145,8 +146,11 @@ class Member:
     def offer(self, rounds, source):
         self.links.offer(rounds, source)
 
-    def fetch(self, address, rounds):
-        return self.links.fetch(address, rounds, SECONDS, lambda: None)
+    def fetch(self, source, address, rounds):
+        try:
+            return self.links.fetch(address, rounds, SECONDS, lambda: True)
+        finally:
+            self._job.tell(self.task, FetchEnded(rounds))
 
     def enlist(self, rounds, round, settings, needs_quorum):
         fields = rounds, self.links.address, round, self._job.quorum if needs_quorum else 1, self.grace, settings

@@ -366,7 +366,7 @@ def test_missing_state_raises_and_names_address_of_source(job):
     made = job(2)
     first = course(made.members[0])
     made.members[1].patience = 0.0
-    made.members[1].fetch = lambda address, rounds: None
+    made.members[1].fetch = lambda source, address, rounds: None
     with pytest.raises(
         RendezvousError, match=r"task 0 has the state of .* of round 0, but did not send it from 127\.0\.0\.1:"
     ):

@@ -33,8 +33,8 @@ class Holds:
         return FetchedState(request, 4, 3, 70, (len(self.arrays), 0, 0)), self.arrays
 
 
-def no_failure():
-    return None
+def always():
+    return True
 
 
 def pieces(receiver, rounds, attempt, count):
@@ -51,7 +51,7 @@ def test_states_are_fetched_and_pieces_sent(links, keys):
     first, second = links(0, keys), links(1, keys)
     source = Holds(np.arange(100_000.0), np.ones(3, np.float16))
     first.offer("a", source)
-    state, arrays = second.fetch(first.address, "a", SECONDS, no_failure)
+    state, arrays = second.fetch(first.address, "a", SECONDS, always)
     assert (state.round, state.left, state.step) == (4, 3, 70)
     for array, expected in zip(arrays, source.arrays, strict=True):
         np.testing.assert_array_equal(array, expected)
@@ -68,9 +68,9 @@ def test_states_are_fetched_and_pieces_sent(links, keys):
 
 def test_fetch_returns_none_if_nothing_is_offered(links):
     first, second = links(0), links(1)
-    assert second.fetch(first.address, "a", SECONDS, no_failure) is None
+    assert second.fetch(first.address, "a", SECONDS, always) is None
     first.offer("a", Holds())  # which nobody keeps
-    assert second.fetch(first.address, "a", SECONDS, no_failure) is None
+    assert second.fetch(first.address, "a", SECONDS, always) is None
 
 
 def test_fetch_returns_none_if_source_raises(links):
@@ -80,16 +80,22 @@ def test_fetch_returns_none_if_source_raises(links):
 
     first, second, source = links(0), links(1), Fails()
     first.offer("a", source)
-    assert second.fetch(first.address, "a", SECONDS, no_failure) is None
+    assert second.fetch(first.address, "a", SECONDS, always) is None
 
 
-def test_fetch_ends_if_source_is_closed_or_job_failed(links):
+def test_fetch_ends_if_source_is_closed_or_lost_or_job_failed(links):
     first, second = links(0), links(1)
     address = first.address
     first.close()
-    assert second.fetch(address, "a", 0.3, no_failure) is None
+    assert second.fetch(address, "a", 0.3, always) is None
+    is_there = iter([True, True, False])
+    assert second.fetch(address, "a", SECONDS, lambda: next(is_there)) is None
+
+    def failed():
+        raise TfdistError("over")
+
     with pytest.raises(TfdistError, match="over"):
-        second.fetch(address, "a", SECONDS, lambda: TfdistError("over"))
+        second.fetch(address, "a", SECONDS, failed)
 
 
 def test_pieces_of_earlier_attempts_are_dropped_later_ones_kept(links):

@@ -88,6 +88,33 @@ def test_other_settings_are_an_error():
             second.enlist("a", -1, "others", True)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_fetch_ends_when_the_source_is_lost(fails):
+    """Also when it waits for an answer, which a process that was killed never gives."""
+    with together(2) as (first, second):
+        first.enlist("a", -1, "alike", True)
+        reply = second.enlist("a", -1, "alike", True)
+        first.links.close()
+        results = []
+
+        def work():
+            try:
+                results.append(second.fetch(reply.source, reply.address, "a"))
+            except TfdistError as error:
+                results.append(str(error))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        if fails:
+            second._control.fail(TfdistError("it is over"))
+        else:
+            first._control.close()
+        thread.join(20)
+        assert results == ["it is over" if fails else None]
+        if not fails:
+            assert second.enlist("a", -1, "alike", True) == Enlisted(0, None, "")
+
+
 def test_waiting_member_raises_failure_of_the_job():
     with together(1) as (member,):
         member._control.fail(TfdistError("it is over"))

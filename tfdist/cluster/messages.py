@@ -384,6 +384,7 @@ FromTask = (
     | quorums.ContributionsReceived
     | quorums.ContributionsMissing
     | quorums.ReplaceState
+    | quorums.FetchEnded
     | quorums.AskFirstEpoch
     | quorums.FitEnded
     | quorums.EpochReached

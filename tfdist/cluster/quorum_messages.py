@@ -41,11 +41,13 @@ class Enlisted(msgspec.Struct, frozen=True):
         round: number of the round that the newest state comes from.
         source: task that has the newest state; None if the task that asked has it itself.
         address: ``host:port`` of the source.
+        lost: number of later rounds whose states are lost, of which only one task is told.
     """
 
     round: int
     source: int | None
     address: str
+    lost: int = 0
 
 
 class ReadyForRound(RoundsMessage, frozen=True):
@@ -134,6 +136,16 @@ class ReplaceState(RoundsMessage, frozen=True):
     """
 
     id: int
+    rounds: str
+
+
+class FetchEnded(RoundsMessage, frozen=True):
+    """Reports that the task waits no more for the state to which the reply to `Enlist` has pointed it.
+
+    Attributes:
+        rounds: name of the rounds.
+    """
+
     rounds: str
 
 

@@ -34,6 +34,7 @@ from tfdist.cluster.quorum_messages import (
     Enlist,
     Enlisted,
     EpochReached,
+    FetchEnded,
     FitEnded,
     Meeting,
     MeetingAborted,
@@ -46,7 +47,8 @@ from tfdist.cluster.quorum_messages import (
 
 _CHIEF = 0
 _LINGER_SECONDS = 10.0
-"""Seconds for which a task that has ended `fit` stays for others at most, unless a time of grace is longer."""
+"""Seconds for which a task that has ended `fit` stays for others at most, unless one of them fetches a state, or a time
+of grace is longer."""
 
 
 @dataclass
@@ -81,6 +83,8 @@ class _Rounds:
         attempts: number of meetings so far.
         patience: number of times of grace so far; only the last one is still valid.
         is_patient: whether a time of grace is running.
+        made: number of the newest state that there was.
+        fetching: tasks that fetch a newer state.
     """
 
     first: Enlist
@@ -95,6 +99,8 @@ class _Rounds:
     attempts: int = 0
     patience: int = 0
     is_patient: bool = False
+    made: int = -1
+    fetching: set[int] = field(default_factory=set)
 
     @property
     def newest(self) -> int:
@@ -145,10 +151,9 @@ class QuorumCoordinator:
                 self._ending.add(task)
                 self._reach(task, (message.fit + 1, 0))
                 self._linger(task, message)
-            case ReadyForRound() | ContributionsReceived() | ContributionsMissing() | ReplaceState() if (
-                task in self._of(message.rounds).addresses
-            ):
-                self._of_a_round(task, self._rounds[message.rounds], message)
+            case ReadyForRound() | ContributionsReceived() | ContributionsMissing() | ReplaceState() | FetchEnded():
+                if task in self._of(message.rounds).addresses:
+                    self._of_a_round(task, self._rounds[message.rounds], message)
         self._release()
 
     def _of(self, rounds: str) -> _Rounds:
@@ -158,7 +163,7 @@ class QuorumCoordinator:
         self,
         task: int,
         rounds: _Rounds,
-        message: ReadyForRound | ContributionsReceived | ContributionsMissing | ReplaceState,
+        message: ReadyForRound | ContributionsReceived | ContributionsMissing | ReplaceState | FetchEnded,
     ) -> None:
         match message:
             case ReadyForRound():
@@ -169,6 +174,8 @@ class QuorumCoordinator:
                 self._lacks(rounds, message)
             case ReplaceState():
                 self._replace(task, rounds, message)
+            case FetchEnded():
+                rounds.fetching.discard(task)
 
     def came(self, task: int) -> None:
         """Notes that a task is there, perhaps again."""
@@ -188,17 +195,25 @@ class QuorumCoordinator:
         for rounds in self._rounds.values():
             for kept in (rounds.has, rounds.addresses, rounds.waiting, rounds.ready, rounds.late):
                 kept.pop(task, None)
-            rounds.awaited.discard(task)
-            rounds.left_out.discard(task)
-            meeting = rounds.meeting
-            if meeting is not None and task in meeting.ready and task not in meeting.have:
-                self._abort(rounds)
+            for tasks in (rounds.awaited, rounds.left_out, rounds.fetching):
+                tasks.discard(task)
+            self._leave_meeting(task, rounds)
             self._look(rounds)
             if not rounds.has:
                 self._begin_without_the_chief(rounds)
         if lost and not any(rounds.has for rounds in self._rounds.values()):
             self._furthest = (0, 0)  # no state is left, so that the next tasks begin anew
         self._release()
+
+    def _leave_meeting(self, task: int, rounds: _Rounds) -> None:
+        """Aborts a meeting under way that needs a task; one that has everything already is only forgotten."""
+        meeting = rounds.meeting
+        if meeting is None or task not in meeting.ready:
+            return
+        if task not in meeting.have:
+            self._abort(rounds)
+        else:
+            del meeting.ready[task], meeting.have[task]
 
     # States.
 
@@ -213,6 +228,7 @@ class QuorumCoordinator:
             self._tell(task, Reply(message.id, error=error))
             return
         rounds.addresses[task] = message.address
+        rounds.fetching.discard(task)
         rounds.has.pop(task, None)
         if message.round >= 0:
             rounds.has[task] = message.round
@@ -231,13 +247,16 @@ class QuorumCoordinator:
         """Tells a task where the newest state is."""
         newest = rounds.newest
         sources = [holder for holder, has in rounds.has.items() if has == newest]
-        source = None if task in sources else sources[0]
-        address = "" if source is None else rounds.addresses[source]
-        self._answer(task, request, Enlisted(newest, source, address))
+        lost, rounds.made = max(0, rounds.made - newest), newest
+        if task in sources:
+            self._answer(task, request, Enlisted(newest, None, "", lost))
+        else:
+            rounds.fetching.add(task)
+            self._answer(task, request, Enlisted(newest, sources[0], rounds.addresses[sources[0]], lost))
 
     def _replace(self, task: int, rounds: _Rounds, message: ReplaceState) -> None:
         """Makes a task's own state the newest one."""
-        rounds.has[task] = rounds.newest + 1
+        rounds.has[task] = rounds.made = rounds.newest + 1
         self._answer(task, message.id, rounds.has[task])
         self._begin_again(rounds)
         if rounds.meeting is not None:
@@ -342,8 +361,7 @@ class QuorumCoordinator:
             rounds.meeting = None
             ends = any(ready.ends for ready in meeting.ready.values())
             for member, request in meeting.have.items():
-                if member in rounds.addresses:
-                    rounds.has[member] = meeting.ready[member].round
+                rounds.has[member] = rounds.made = meeting.ready[member].round
                 self._answer(member, request, MeetingOutcome(True, ends))
             self._begin_again(rounds)
 
@@ -391,7 +409,11 @@ class QuorumCoordinator:
         self._lingering[task] = message
 
         def end() -> None:
-            if self._lingering.get(task) is message:
+            if self._lingering.get(task) is not message:
+                return
+            if any(self._of(name).fetching for name in message.rounds):
+                self._linger(task, message)
+            else:
                 del self._lingering[task]
                 self._answer(task, message.id, None)
 

@@ -281,10 +281,16 @@ class QuorumRounds(Course):
         end = time.monotonic() + members.patience
         while True:
             reply = members.enlist(name, self._round, self._settings, self._are_weights)
+            if reply.lost:
+                log.warning(
+                    "tfdist: task %d goes on with the values of %s of round %d: all tasks that had those of round %d "
+                    "are lost or have ended.",
+                    *(members.task, name, reply.round, reply.round + reply.lost),
+                )
             if reply.source is None:
                 self._round = reply.round
                 return None
-            fetched = members.fetch(reply.address, name)
+            fetched = members.fetch(reply.source, reply.address, name)
             if fetched is not None and fetched[0].round > self._round:
                 break
             if time.monotonic() > end:

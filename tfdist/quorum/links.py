@@ -115,7 +115,7 @@ class Links:
                 self._lines.end(self._to.pop(address))
 
     def fetch(
-        self, address: str, rounds: str, seconds: float, failure: Callable[[], BaseException | None]
+        self, address: str, rounds: str, seconds: float, goes_on: Callable[[], bool]
     ) -> tuple[FetchedState, list[np.ndarray]] | None:
         """Fetches a state from another process.
 
@@ -123,22 +123,17 @@ class Links:
             address: ``host:port`` of a process that has the state.
             rounds: name of the rounds.
             seconds: maximum time to wait, in seconds.
-            failure: returns an error that makes waiting useless; None while there is none.
+            goes_on: asked again and again whether the other process is there; what it raises ends the wait.
 
         Returns:
-            The state, and its arrays; None if none came in time.
-
-        Raises:
-            BaseException: the error that ``failure`` returned.
+            The state, and its arrays; None if none came in time, or the other process is not there any more.
         """
         request = FetchState(next(self._numbers), rounds)
         end = time.monotonic() + seconds
         line = self._lines.connect(address)
         try:
             line.send(CODEC.encode(request))
-            while time.monotonic() < end:
-                if (error := failure()) is not None:
-                    raise error
+            while time.monotonic() < end and goes_on():
                 if line.poll(_LOOK_SECONDS):
                     message, arrays = CODEC.decode(line.receive())
                     if isinstance(message, FetchedState) and message.id == request.id:

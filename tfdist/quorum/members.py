@@ -69,8 +69,8 @@ class Members(Protocol):
         """Lets other processes fetch the state of rounds from now on; see `tfdist.quorum.links.Links.offer`."""
         ...
 
-    def fetch(self, address: str, rounds: str) -> tuple[FetchedState, list[np.ndarray]] | None:
-        """Fetches the state of rounds from another process; see `tfdist.quorum.links.Links.fetch`."""
+    def fetch(self, source: int, address: str, rounds: str) -> tuple[FetchedState, list[np.ndarray]] | None:
+        """Fetches the state of rounds from another process, as long as that is there; see `Links.fetch`."""
         ...
 
     def enlist(self, rounds: str, round: int, settings: str, needs_quorum: bool) -> Enlisted:
@@ -165,9 +165,18 @@ class ClusterMembers(Members):
         """Offers a state to the other tasks; see `Members`."""
         self.links.offer(rounds, source)
 
-    def fetch(self, address: str, rounds: str) -> tuple[FetchedState, list[np.ndarray]] | None:
+    def fetch(self, source: int, address: str, rounds: str) -> tuple[FetchedState, list[np.ndarray]] | None:
         """Fetches a state from another task; see `Members`."""
-        return self.links.fetch(address, rounds, self.grace + _FETCH_SECONDS, lambda: self._control.failure)
+
+        def goes_on() -> bool:
+            if self._control.failure is not None:
+                raise self._control.failure
+            return source in self._control.present
+
+        try:
+            return self.links.fetch(address, rounds, self.grace + _FETCH_SECONDS, goes_on)
+        finally:
+            self._control.send(messages.FetchEnded(rounds))
 
     def _note(self, aborted: messages.MeetingAborted) -> None:
         self._aborted[aborted.rounds] = aborted.attempt
@@ -276,7 +285,7 @@ class SingleProcessMembers(Members):
     def offer(self, rounds: str, source: StateSource) -> None:
         """Does nothing, because no other process asks."""
 
-    def fetch(self, address: str, rounds: str) -> tuple[FetchedState, list[np.ndarray]] | None:
+    def fetch(self, source: int, address: str, rounds: str) -> tuple[FetchedState, list[np.ndarray]] | None:
         """Returns None, because there are no other processes."""
         return None
 
