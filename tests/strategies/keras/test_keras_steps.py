@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.strategies.ranked import Ranked, on_ranks
+from tests.strategies.ranked import Ranked, RankedShards, on_ranks
+from tfdist.strategies.keras import keras_steps
 from tfdist.strategies.keras.keras_steps import Step
 
 rng = np.random.default_rng(0)
@@ -56,6 +57,44 @@ def test_training_ends_where_one_process_ends(ranks, arguments, expected):
             np.testing.assert_allclose(results[0][name], values, rtol=1e-4)
         np.testing.assert_allclose(results[1], expected[1], rtol=1e-4)
         for weight, other in zip(results[2], expected[2], strict=True):
+            np.testing.assert_allclose(weight, other, rtol=1e-3, atol=1e-5)
+
+
+def test_devices_count_alike_where_the_number_of_batches_is_unknown(ranks, monkeypatch):
+    """The step that finds no data counts as one of the optimizer, as in plain Keras, but on some devices only."""
+    level_counts, levelled = keras_steps.level_counts, []
+
+    def after_one_has_not_counted(model):
+        levelled.append(model)
+        for variable in (model.optimizer.iterations, model.layers[0].seed_generator.state):
+            variable.value.values[1].assign_sub(tf.ones_like(variable.value.values[1]))
+        level_counts(model)
+
+    monkeypatch.setattr(keras_steps, "level_counts", after_one_has_not_counted)
+
+    def counts(strategy):
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Dropout(0.5, seed=7), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(batches().filter(lambda x, y: True), verbose=0)
+        variables = model.optimizer.iterations, model.layers[0].seed_generator.state
+        return [[copy.numpy().tolist() for copy in variable.value.values] for variable in variables]
+
+    assert on_ranks(ranks(2), counts, devices=["CPU:0", "CPU:1"]) == [[[4, 4], [[7, 4], [7, 4]]]] * 2
+    assert len(levelled) == 2
+
+
+def test_training_ends_where_optimizers_are_in_parts(ranks, monkeypatch, expected):
+    """And the number of batches is unknown: a rank has no values of variables that others keep."""
+    monkeypatch.setattr("tfdist.sharding.SPLIT_BYTES", 0)
+
+    def work(group):
+        model = in_scope(RankedShards(group))
+        model.fit(batches().filter(lambda x, y: True), verbose=0)
+        return model.get_weights()
+
+    for weights in ranks(2)(work):
+        for weight, other in zip(weights, expected[2], strict=True):
             np.testing.assert_allclose(weight, other, rtol=1e-3, atol=1e-5)
 
 

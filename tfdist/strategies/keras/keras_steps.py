@@ -22,7 +22,7 @@ from tfdist.strategies.data.datasets import SharedIterator
 from tfdist.strategies.data.row_checks import fixed_rows, readable, rows_of_state
 from tfdist.strategies.data.shares import Share, ShareWithOwnLogs, as_share, batch_size, weighed
 from tfdist.strategies.keras import keras_metrics
-from tfdist.strategies.keras.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope
+from tfdist.strategies.keras.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope, level_counts
 
 
 def install() -> None:
@@ -89,13 +89,14 @@ class Step:
         function: the model's `train_step` or `test_step`.
 
     Attributes:
+        model: as given.
         names_of_results: names of the logs that are results of metrics.
         has_own_logs: whether the logs of the step that was taken last are this process's own.
     """
 
     def __init__(self, model: Any, extended: DataParallel, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
-        self._model = model
+        self.model = model
         self._extended = extended
         self._function = function
         self._assigned = Assigned()
@@ -107,7 +108,7 @@ class Step:
 
     def __call__(self, data: Any) -> Any:
         """Takes the step on the calling replica's part of the batch, and returns its terms of the logs."""
-        extended, model = self._extended, self._model
+        extended, model = self._extended, self.model
         self._merges = not isinstance(data, ShareWithOwnLogs)
         share = fixed_rows(as_share(data), rows_of_state(model))
         metrics = keras_metrics.all_metrics(model)
@@ -151,7 +152,7 @@ class Step:
         """Finds by name the metric of a result that comes from a user's `tf.function`, as its tensor is another one."""
         if not path or not tf.is_symbolic_tensor(value) or "PartitionedCall" not in value.op.type:
             return None
-        for metric in keras_metrics.all_metrics(self._model):
+        for metric in keras_metrics.all_metrics(self.model):
             if metric.name == path[0] and self._assigned.among(metric.variables):
                 return metric, tuple(path[1:])
         return None
@@ -280,7 +281,11 @@ def _on_shares(function: Callable[..., Any], step: Step, extended: DataParallel,
         if trains:
             extended.stopping.check()
         with _readable_errors(), extended.stopping.counted() if trains else contextlib.nullcontext():
-            logs = function(iterator)
+            try:
+                logs = function(iterator)
+            except tf.errors.OutOfRangeError:
+                level_counts(step.model)
+                raise
         step.note(iterator)
         _taken[extended] = step
         return logs

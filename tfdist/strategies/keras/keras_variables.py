@@ -430,6 +430,20 @@ def optimizers(model: Any) -> list[Any]:
     return [attribute for attribute in attributes if isinstance(attribute, keras.optimizers.Optimizer)]
 
 
+def level_counts(model: Any) -> None:
+    """Gives an optimizer's ``iterations``, states of seeds, and other integers the value that the first device has.
+
+    To be called after a step that ended with an error, as the last one does where the number of batches is unknown.
+    It updates no weights, but counts itself without waiting for data, as in plain Keras: always on the first device,
+    and on others by chance.
+    """
+    for variable in (*model.variables, *(one for optimizer in optimizers(model) for one in optimizer.variables)):
+        if keras.backend.is_int_dtype(variable.dtype) and variable.synchronization != "on_read":
+            first, *others = private.copies(value_of(variable))
+            for copy in others:
+                copy.assign(first.read_value(), read_value=False)
+
+
 def _flattened(values: Iterable[Any]) -> Iterator[Any]:
     """Yields the contents of nested lists, tuples and dictionaries; their keys need no order, unlike `tree.flatten`."""
     for value in values:
