@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,15 +36,16 @@ def all_gather_rows(rows: np.ndarray) -> Plan:
         rows: this rank's rows, contiguous; all dimensions but the first are the same on all ranks.
 
     Returns:
-        A plan for the engine. Its result is a pair: the concatenation, a new array; and the number of rows of each
-        rank, an int64 array.
+        A plan for the engine. Its result is a pair: the concatenation, an array of its own; and the number of rows of
+        each rank, an int64 array.
     """
 
     def schedule(comm: Communicator, tag: int) -> Schedule:
         counts = np.zeros(comm.size, np.int64)
         counts[comm.rank] = len(rows)
         yield from all_gather([counts[rank : rank + 1] for rank in range(comm.size)])(comm, tag)
-        result = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype)
+        shape = (int(counts.sum()), *rows.shape[1:])
+        result = comm.take(math.prod(shape) * rows.dtype.itemsize).view(rows.dtype).reshape(shape)
         ends = np.cumsum(counts)
         blocks = [result[end - count : end] for end, count in zip(ends, counts, strict=True)]
         blocks[comm.rank][...] = rows

@@ -93,7 +93,8 @@ class Slices:
         if not float(tf.cast(share, tf.float64)):
             rows, places = rows[:0], places[:0]
         elif share.dtype == tf.float64:
-            rows = weighted(rows.reshape(-1), float(share), np.empty_like(rows).reshape(-1)).reshape(rows.shape)
+            room = self._group.take(rows.nbytes).view(rows.dtype)
+            rows = weighted(rows.reshape(-1), float(share), room).reshape(rows.shape)
 
         def gather(what: str, array: np.ndarray) -> np.ndarray:
             return self._group.run(f"{key}: {what}", operations.all_gather_rows(array))[0]
