@@ -1,11 +1,17 @@
 """What other ranks learn of calls beside the engine; `tests/multiprocess/test_shared_sums.py` has real ones."""
 
+import types
+
+from tfdist.engine.beside import Totals
+
 
 def test_calls_beside_the_engine_are_reported(ranks):
     engine = ranks(2).groups[0].engine
     site = (None, "a sum")
     engine._numbers[site], engine._calls[site] = 5, 1
-    engine.beside.counts[site] = lambda: 2
+    engine.beside.sites[site] = types.SimpleNamespace(totals=lambda: Totals(2, 0.5))
+    engine.beside.sites[None, "another"] = types.SimpleNamespace(totals=lambda: Totals(1, 0.25, 3, 4))
+    assert engine.beside.totals() == Totals(3, 0.75, 3, 4)
     assert engine.counts()[5] == engine.calls(site) == 3
     pending, monitor = engine.beside.waits_for(site, "kernel")
     assert (monitor is None) == (engine.control is None)

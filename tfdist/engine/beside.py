@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tfdist.engine import operations
 from tfdist.engine.pending import Pending, Site
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Totals(NamedTuple):
-    """What has run beside the engine since this process started.
+    """What has run beside the engine.
 
     Attributes:
-        collectives: number of collectives.
+        collectives: number of collectives that have begun.
         seconds: seconds in them, all of which this process has waited.
         messages: number of messages that the engine would have sent for them.
         bytes_sent: bytes that the other processes have read.
@@ -30,6 +30,19 @@ class Totals(NamedTuple):
     bytes_sent: int = 0
 
 
+def total(parts: Iterable[Totals]) -> Totals:
+    """Returns the sums of several totals."""
+    return Totals(*map(sum, zip(*parts, strict=True)))
+
+
+class SiteBeside(Protocol):
+    """A call site whose collectives run beside the engine."""
+
+    def totals(self) -> Totals:
+        """Returns the totals of the site's collectives so far."""
+        ...
+
+
 class Beside:
     """The collectives beside one engine.
 
@@ -38,20 +51,23 @@ class Beside:
 
     Attributes:
         sites: the call sites that have such collectives.
-        counts: by call site, a function that returns the number of its collectives so far, of which the engine knows
-            nothing.
         waits: the calls that have waited for long.
-        totals: function that returns the totals.
         is_recorded: whether the engine records a timeline: 1 or 0, in memory that machine code can read.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.sites: dict[Site, Any] = {}
-        self.counts: dict[Site, Callable[[], int]] = {}
+        self.sites: dict[Site, SiteBeside] = {}
         self.waits: list[Pending] = []
-        self.totals: Callable[[], Totals] = Totals
         self.is_recorded = ctypes.c_int(0)
+
+    def calls(self, site: Site) -> int:
+        """Returns the number of a site's collectives so far, of which the engine knows nothing."""
+        return self.sites[site].totals().collectives if site in self.sites else 0
+
+    def totals(self) -> Totals:
+        """Returns the totals of all sites."""
+        return total(site.totals() for site in self.sites.copy().values())
 
     def waits_for(self, site: Site, contents: str) -> tuple[Pending, WaitMonitor | None]:
         """Begins to report the wait of the latest call of a site; returns what ends it where it is in vain.

@@ -273,8 +273,7 @@ class Engine:
 
     def calls(self, site: Site) -> int:
         """Returns the number of calls of a site that this rank has posted, or that have begun beside the engine."""
-        count = self.beside.counts.get(site)
-        return self._calls[site] + (count() if count else 0)
+        return self._calls[site] + self.beside.calls(site)
 
     def number(self, site: Site) -> int | None:
         """Returns the number that the members have agreed on for a site; None before that."""

@@ -90,15 +90,14 @@ typedef struct {
   size_t item;
   int64_t elements;
   int64_t calls;        /* since it was opened */
-  int64_t all_calls;
   char** areas;         /* by rank */
+  _Atomic int64_t sums, nanoseconds, messages, bytes; /* since it was made */
   char error[2048];
 } Channel;
 
 static Channel** channels;
 static int64_t channels_made;
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic int64_t sums, nanoseconds, messages, bytes;
 
 static Channel* channel_of(int64_t number) {
   pthread_mutex_lock(&making);
@@ -145,17 +144,16 @@ void tfdist_explain(int64_t number, const char* error) {
   snprintf(channel->error, sizeof(channel->error), "%s", error);
 }
 
-int tfdist_calls(int64_t number) { return (int)channel_of(number)->all_calls; }
-
 void tfdist_marks(int64_t number, double marks[4]) {
   memcpy(marks, channel_of(number)->marks, sizeof(channel_of(number)->marks));
 }
 
-void tfdist_totals(int64_t totals[4]) {
-  totals[0] = sums;
-  totals[1] = nanoseconds;
-  totals[2] = messages;
-  totals[3] = bytes;
+void tfdist_totals(int64_t number, int64_t totals[4]) {
+  Channel* channel = channel_of(number);
+  totals[0] = channel->sums;
+  totals[1] = channel->nanoseconds;
+  totals[2] = channel->messages;
+  totals[3] = channel->bytes;
 }
 
 /* Waits, as tfdist/engine/idling.py does: it polls for some time, and then sleeps between polls. It does not poll for
@@ -295,7 +293,7 @@ static void step(const Channel* channel, Step what, int chunk, int turn, double 
 
 /* Sums; returns whether it has. The caller holds the channel. */
 static bool sum(Channel* channel, double weight, int count, TF_Tensor** inputs, TF_Tensor** outputs) {
-  channel->all_calls++;
+  channel->sums++;
   int64_t call = ++channel->calls;
   int ranks = channel->ranks, own = (channel->rank + 1) % ranks;
   Counters* counters = (Counters*)area_of(channel, 0);
@@ -368,12 +366,11 @@ static void compute(void* kernel, TF_OpKernelContext* context) {
       int64_t others = channel->ranks - 1, own = (channel->rank + 1) % channel->ranks;
       int64_t added_up = start_of(channel, own + 1) - start_of(channel, own);
       channel->error[0] = 0;
-      sums++;
-      messages += 2 * others;
-      bytes += (elements - added_up + others * added_up) * (int64_t)channel->item;
+      channel->messages += 2 * others;
+      channel->bytes += (elements - added_up + others * added_up) * (int64_t)channel->item;
     }
     if (channel->error[0]) TF_SetStatus(status, TF_UNKNOWN, channel->error);
-    nanoseconds += (int64_t)(1e9 * (seconds(CLOCK_MONOTONIC) - begun));
+    channel->nanoseconds += (int64_t)(1e9 * (seconds(CLOCK_MONOTONIC) - begun));
     pthread_mutex_unlock(&channel->busy);
     fesetenv(&before);
   }

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.comm.shared import Place
 from tfdist.engine import machine_code, operations
-from tfdist.engine.beside import Totals
+from tfdist.engine.beside import Totals, total
 from tfdist.engine.call_sites import call_site
 from tfdist.engine.host_calls import HOST, check
 from tfdist.engine.pending import Pending
@@ -101,7 +101,6 @@ class _Site:
         self.group, self.key = group, key
         self._channels: dict[str, _Channel] = {}
         self.open: list[_Channel] = []
-        group.engine.beside.counts[group.site(key)] = self.calls
 
     def channel(self, shapes: Sequence[tf.TensorShape], dtype: tf.DType, contents: str) -> _Channel:
         """Returns the channel for tensors of these shapes; the same for all graphs."""
@@ -112,10 +111,9 @@ class _Site:
                 self._channels[described] = _Channel(self, described, elements, dtype, contents)
             return self._channels[described]
 
-    def calls(self) -> int:
-        """Returns the number of sums so far."""
-        count = machine_code.load().functions.tfdist_calls
-        return sum(count(ctypes.c_int64(channel.number)) for channel in self._channels.copy().values())
+    def totals(self) -> Totals:
+        """Returns the totals of the sums so far; see `tfdist.engine.beside.SiteBeside`."""
+        return total(channel.totals() for channel in self._channels.copy().values())
 
 
 class _Channel:
@@ -171,6 +169,13 @@ class _Channel:
         if len(self._site.open) > _MOST_OPEN:
             self._site.open.pop(0).close()  # all members have come here, and read no sum of an earlier call any more
 
+    def totals(self) -> Totals:
+        """Returns the totals of the sums in this memory."""
+        counts = (ctypes.c_int64 * 4)()
+        machine_code.load().functions.tfdist_totals(ctypes.c_int64(self.number), counts)
+        sums, nanoseconds, messages, bytes_sent = counts
+        return Totals(sums, 1e-9 * nanoseconds, messages, bytes_sent)
+
     def close(self) -> None:
         """Releases the memory."""
         machine_code.load().functions.tfdist_close(ctypes.c_int64(self.number))
@@ -215,13 +220,6 @@ class _Channel:
                 monitor.over()
 
 
-def _totals() -> Totals:
-    numbers = (ctypes.c_int64 * 4)()
-    machine_code.load().functions.tfdist_totals(numbers)
-    sums, nanoseconds, messages, bytes_sent = numbers
-    return Totals(sums, 1e-9 * nanoseconds, messages, bytes_sent)
-
-
 _channels: dict[int, _Channel] = {}
 _making = threading.Lock()
 """Is held while sites and channels are made: threads that trace at the same time get the same ones."""
@@ -230,12 +228,11 @@ _making = threading.Lock()
 def _site(group: ProcessGroup, key: str) -> _Site:
     """Returns the call site of a key, one for all groups of the same members."""
     with _making:
-        sites = group.engine.beside.sites
-        group.engine.beside.totals = _totals
-        site = group.site(key)
+        sites, site = group.engine.beside.sites, group.site(key)
         if site not in sites:
             sites[site] = _Site(group, key)
-        made: _Site = sites[site]
+        made = sites[site]
+        assert isinstance(made, _Site)
         return made
 
 

@@ -1,12 +1,11 @@
 """Every algorithm over real MPI: sums, bit for bit, calls that do not fit each other, and sums until somebody dies."""
 
-import logging
 import os
-import queue
 
 import ml_dtypes
 import numpy as np
 from checking import run_checks
+from told import Told
 
 import tfdist
 from tfdist.cluster import discovery
@@ -136,17 +135,10 @@ def new_keys():
 
 def late():
     """Rank 1 takes part when it is told that it is missing: once while the key is new, and once when it is known."""
-    told = queue.SimpleQueue()
-
-    class Tell(logging.Handler):
-        def emit(self, record):
-            print("LOG", record.getMessage(), flush=True)
-            told.put(record.getMessage())
-
-    logging.getLogger("tfdist").addHandler(Tell())
+    told = Told()
     for call in (1, 2):
-        while rank == 1 and told.get(timeout=60).count(f"(call {call}: kernel, bias); missing: rank 1.") < 2:
-            pass  # explained before both others were there
+        if rank == 1:
+            told.wait_for(f"(call {call}: kernel, bias); missing: rank 1.", 2)
         engine.run("a sum that one is late for", ALGORITHMS["ring"](np.ones(10)), contents="kernel, bias")
 
 

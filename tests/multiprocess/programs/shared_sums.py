@@ -1,12 +1,11 @@
 """Sums in memory that processes share: to the bit, with weights, of many lengths, and what becomes of calls in vain."""
 
-import logging
-import queue
 import time
 
 import numpy as np
 import tensorflow as tf
 from checking import run_checks
+from told import Told
 
 import tfdist
 from tfdist.collectives.schedule import partition
@@ -29,9 +28,9 @@ def in_a_graph(function, **settings):
     graph = tf.function(summed, autograph=False, **settings)
 
     def call(*given):
-        before = shared_sums._totals().collectives
+        before = group.engine.beside.totals().collectives
         totals = graph(*given)
-        assert shared_sums._totals().collectives > before
+        assert group.engine.beside.totals().collectives > before
         return [total.numpy() for total in totals]
 
     return call
@@ -122,10 +121,10 @@ def several():
     total, wide, whole = step(5)
     assert (total.numpy() == 3 * size).all()
     assert (wide.numpy(), whole.numpy()) == (6 * size, 6 * size)
-    before = shared_sums._totals()
+    before = group.engine.beside.totals()
     many = tf.ones([shared_sums.LARGEST_BYTES // 4 + 1])
     assert (tf.function(lambda: bridge.all_reduce([many], in_memory=True))()[0].numpy() == size).all()
-    assert shared_sums._totals() == before
+    assert group.engine.beside.totals() == before
 
 
 def traffic():
@@ -175,18 +174,11 @@ def forever():
 
 def late():
     """Rank 1 takes part when it is told that it is missing."""
-    told = queue.SimpleQueue()
-
-    class Tell(logging.Handler):
-        def emit(self, record):
-            print("LOG", record.getMessage(), flush=True)
-            told.put(record.getMessage())
-
-    logging.getLogger("tfdist").addHandler(Tell())
+    told = Told()
     call = in_a_graph(lambda given: ([given],))
     call(tf.ones([10]))
-    while rank == 1 and told.get(timeout=60).count("(call 3: 1 of 1); missing: rank 1.") < size - 1:
-        pass  # explained before both others were there
+    if rank == 1:
+        told.wait_for("(call 3: 1 of 1); missing: rank 1.", size - 1)
     call(tf.ones([10]))
 
 
