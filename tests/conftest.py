@@ -28,6 +28,13 @@ def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="also run tests that are marked as part of a sweep (slow)")
 
 
+def pytest_report_header(config):
+    from tfdist.engine import machine_code
+
+    how = "in machine code" if machine_code.path() else "in Python, as there is no library in machine code"
+    return f"tfdist: processes of one machine sum gradients {how}"
+
+
 def pytest_configure(config):
     if config.getoption("--all"):
         os.environ["TEST_SWEEP"] = "1"  # for programs, some of which leave out cases of their own

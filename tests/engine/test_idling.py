@@ -1,9 +1,23 @@
+import re
 import types
+from pathlib import Path
 
 import pytest
 
-from tfdist.engine import idling
+from tfdist.engine import idling, shared_sums
 from tfdist.engine.idling import Contention, Idling
+
+
+def test_machine_code_idles_as_long():
+    text = Path(shared_sums.__file__).with_suffix(".c").read_text()
+    seconds = {name: float(value) for name, value in re.findall(r"\b([A-Z_]+) = ([\d.e-]+)[,;]", text)}
+    assert seconds["SPIN"] == idling._SPIN_SECONDS
+    assert seconds["LOST"] == idling._LOST_SECONDS
+    assert seconds["CONTENDED"] == idling._CONTENDED_SECONDS
+    assert seconds["SHORTEST_NAP"] == idling._SHORTEST_NAP
+    assert seconds["LONGEST_NAP"] == idling._LONGEST_NAP
+    assert seconds["LONGEST_NAP_OF_LONG_WAITS"] == idling._LONGEST_NAP_OF_LONG_WAITS
+    assert seconds["PART_OF_WAIT"] == idling._PART_OF_WAIT
 
 
 class Clock:

@@ -64,7 +64,8 @@ class WaitMonitor:
                 if self._is_missing(rank, counts):
                     raise PeerLostError(
                         f"rank {self._rank} waits in {self._pending.name}, but rank {rank} has called join(). Only "
-                        "sums, gathers and barriers can run without a rank that has joined."
+                        "gathers, barriers, and sums that are not made in shared memory can run without a rank that "
+                        "has joined: set TFDIST_MACHINE_CODE=0 to sum a strategy's gradients without it."
                     )
         self.tell(seconds)
         if seconds > self._timeouts.collective:
