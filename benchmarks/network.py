@@ -46,7 +46,7 @@ def on_hosts(names, where, command, settings):
                 preexec_fn=lambda affinity=assigned_cores: os.sched_setaffinity(0, affinity),
             )
         )
-    return side_by_side.reported(popens)
+    return side_by_side.all_reported(popens)[-1]
 
 
 def engine():

@@ -39,8 +39,13 @@ def of_one_core():
     }
 
 
-def measure(command, size=1, env=None, way="plain", cores=None, deadline=600, launcher=(), python=sys.executable):
-    """Runs a command, with one core per process, and returns its last report.
+def measure(command, size=1, env=None, **options):
+    """Runs a command, with one core per process, and returns its last report; see `measure_each`."""
+    return measure_each(command, size, env, **options)[-1]
+
+
+def measure_each(command, size=1, env=None, way="plain", cores=None, deadline=600, launcher=(), python=sys.executable):
+    """Runs a command, with one core per process, and returns the reports of its processes.
 
     Args:
         command: Python script and arguments.
@@ -78,12 +83,7 @@ def measure(command, size=1, env=None, way="plain", cores=None, deadline=600, la
                 preexec_fn=resources.at_start(sorted(core)),  # they also end when this process is killed
             )
         )
-    return reported(popens, deadline)
-
-
-def reported(popens, deadline=600):
-    """Waits for the processes of a measurement, and returns the report of one of them."""
-    return all_reported(popens, deadline)[-1]
+    return all_reported(popens, deadline)
 
 
 def all_reported(popens, deadline=600):

@@ -1,5 +1,7 @@
 """Small vectors inside a tf.function: the fixed cost of a step, also beside a data pipeline in Python.
 
+Sums that a program asks for are calls of Python. Sums of gradients are an operation in machine code where there is one.
+
 python benchmarks/small.py
 """
 
@@ -11,6 +13,7 @@ import time
 import side_by_side
 
 STEPS = 200
+SIZES = 64, 1024, 4096, 16384
 
 
 def measure():
@@ -44,12 +47,19 @@ def measure():
         context = tf.distribute.get_replica_context
         return tf.function(lambda: strategy.run(replica))
 
+    def gradients(elements):
+        vector, bridge = tf.ones([elements]), strategy.extended.bridge
+        function = tf.function(lambda given: bridge.all_reduce([given], in_memory=True))
+        return lambda: function(vector)
+
     variable = tf.Variable(tf.ones([16384]))
     steps = {
+        "an empty function": tf.function(variable.read_value),
         "an empty py_function": tf.function(lambda: tf.py_function(lambda x: x, [variable.read_value()], tf.float32)),
         "64 KiB": sums(1, 16384),
         "200 × 4 KiB": sums(200, 1024),
         "1 × 800 KiB": sums(1, 200 * 1024),
+        **{f"gradients of {size} KiB": gradients(size << 8) for size in SIZES},
     }
     figures = {name: {"alone": median_of(step)} for name, step in steps.items()}
     busy = True
@@ -81,8 +91,14 @@ def main():
     above = figures["64 KiB"]["alone"] - figures["an empty py_function"]["alone"]
     fused = figures["200 × 4 KiB"]["alone"] / figures["1 × 800 KiB"]["alone"]
     print(f"\n64 KiB: {above:.2f} ms above an empty py_function")
+    empty = figures["an empty function"]["alone"]
+    of_gradients = {size: figures[f"gradients of {size} KiB"]["alone"] - empty for size in SIZES}
+    for size, milliseconds in of_gradients.items():
+        print(f"gradients of {size} KiB: {milliseconds:.2f} ms above an empty function")
     print(f"200 tensors of 4 KiB: {fused:.2f} × the time of one of their size")
-    side_by_side.save(options.json, {"milliseconds": figures, "above": above, "fused": fused})
+    side_by_side.save(
+        options.json, {"milliseconds": figures, "above": above, "fused": fused, "gradients": of_gradients}
+    )
 
 
 if __name__ == "__main__":
