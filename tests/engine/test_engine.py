@@ -136,6 +136,36 @@ def test_broken_transfer_is_explained_by_the_rank_that_caused_it(engines):
     assert made[0].failure is cause
 
 
+class Broken(Exception):
+    """As MPI's errors are, by its module."""
+
+    __module__ = "mpi4py.MPI"
+
+
+def breaks_while(loss):
+    """Returns a plan whose transfer breaks before its cause is told, which another thread then does."""
+
+    def plan(comm, tag):
+        yield ()
+        threading.Thread(target=loss).start()
+        raise Broken("process_vm_readv")
+
+    return plan
+
+
+def test_broken_transfer_is_explained_by_a_loss_that_is_told_later(engines):
+    made, control = engines
+    cause = PeerLostError("rank 1 died")
+
+    def loss():  # as the control connection's thread does
+        assert not made[0].survives(1, cause)
+        control.failure = cause
+
+    with pytest.raises(PeerLostError, match="rank 1 died"):
+        made[0].run("x", breaks_while(loss))
+    assert made[0].failure is cause
+
+
 def test_local_failure_is_reported_to_other_ranks(engines):
     made, control = engines
 
@@ -391,6 +421,22 @@ def test_only_the_groups_of_a_lost_rank_fail(one_of_three):
     assert one_of_three.failure is None
     assert ProcessGroup(one_of_three, (2, 0)).failure is DIED
     assert ProcessGroup(one_of_three, (0, 1)).failure is None
+
+
+def test_groups_without_the_lost_rank_go_on_after_a_broken_transfer(one_of_three):
+    lasting = posted(one_of_three, 0, 1)
+    with pytest.raises(PeerLostError) as caught:
+        ProcessGroup(one_of_three, (0, 2)).run("x", breaks_while(lambda: one_of_three.survives(2, DIED)))
+    assert caught.value is DIED
+    assert one_of_three.failure is None
+    assert one_of_three.control.told == []
+    assert one_of_three.under_way() == [lasting]
+
+    def moves(comm, tag):
+        yield ()
+        return "moved"
+
+    assert ProcessGroup(one_of_three, (0,)).run("y", moves) == "moved"
 
 
 def test_check_raises_failures_of_its_group(one_of_three):

@@ -84,6 +84,7 @@ class Engine:
         self._lock = threading.Lock()
         self._queued: list[Pending] = []
         self._active: list[Pending] = []
+        self._broken: Pending | None = None  # the call whose transfer broke: until the cause is known, none is moved
         self._failure: TfdistError | None = None
         self._waiters = 0
         self._work = threading.Condition()
@@ -309,7 +310,7 @@ class Engine:
             if pending.number is None:
                 pending.number = self._numbers.get(site)  # the answer may have come before the call was queued
         if pending.number is not None:
-            with self._lock, self._explained(), np.errstate(all="ignore"):
+            with self._explained(), self._lock, np.errstate(all="ignore"):
                 self._start_queued()
         return pending
 
@@ -379,7 +380,7 @@ class Engine:
         self._active.append(pending)
         if self.timeline:
             self.timeline.posted(pending)
-        self._resume(pending)
+        self._move(pending)
         if self.control and self.control.joined:
             self._attendance.invite(pending.describe(), pending.operation.stand_in)
 
@@ -429,20 +430,31 @@ class Engine:
         """Polls every active collective once. Returns whether any of them progressed."""
         if not self._lock.acquire(blocking=False):
             return False
-        try:
-            if self._failure:
-                raise self._failure  # a schedule that has failed must not be resumed
-            moved = False
-            with self._explained(), np.errstate(all="ignore"):  # a sum may overflow, as it would on one process
+        moved = False
+        with self._explained(), np.errstate(all="ignore"):  # a sum may overflow, as it would on one process
+            try:
+                if self._failure:
+                    raise self._failure
                 if self._queued:
                     self._start_queued()
                 for pending in list(self._active):
-                    if self.communicator.completed(pending.requests):
-                        moved = True
-                        self._resume(pending)
-            return moved
-        finally:
-            self._lock.release()
+                    moved |= self._move(pending)
+            finally:
+                self._lock.release()
+        return moved
+
+    def _move(self, pending: Pending) -> bool:
+        """Resumes a call if its transfers are complete. Returns whether they are."""
+        if self._broken:
+            return False
+        try:
+            if not self.communicator.completed(pending.requests):
+                return False
+            self._resume(pending)
+        except Exception:
+            self._broken = pending
+            raise
+        return True
 
     def _resume(self, pending: Pending) -> None:
         try:
@@ -459,7 +471,11 @@ class Engine:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Replaces the error of a broken transfer by its cause, which the rendezvous server usually learns soon."""
+        """Replaces the error of a broken transfer by its cause, which the rendezvous server usually learns soon.
+
+        If the cause is a lost rank, and this process goes on without it, only the calls with that rank have failed.
+        Neither lock may be held: the control connection's thread takes both before it tells of a loss (`survives`).
+        """
         try:
             yield
         except TfdistError as error:
@@ -472,6 +488,9 @@ class Engine:
                 raise
             end = time.monotonic() + _EXPLANATION_SECONDS
             while self.control and not self.control.failure and time.monotonic() < end:
+                if self._broken and self._broken.error:
+                    self._broken = None
+                    return
                 time.sleep(0.01)
             explanation = (self.control.failure if self.control else None) or PeerLostError(
                 f"rank {self.rank}: a transfer failed, and no rank reported why ({type(error).__name__}: {error}). "
