@@ -41,10 +41,10 @@ class Clocks:
 
 @pytest.fixture
 def measured(monkeypatch):
-    def measure(offsets, delay):
+    def measure(offsets, delay, hosts=None):
         clocks = Clocks(offsets, delay)
         monkeypatch.setattr(clock, "time", types.SimpleNamespace(monotonic=clocks.monotonic))
-        return simulate(len(offsets), clocks.plan)
+        return simulate(len(offsets), clocks.plan, hosts=hosts or range(len(offsets)))
 
     return measure
 
@@ -75,3 +75,12 @@ def test_message_counts_equal_the_rounds(measured, size):
     assert communicators[0].messages_sent == (size - 1) * (ROUNDS + 1)
     for communicator in communicators[1:]:
         assert communicator.messages_sent == ROUNDS
+
+
+def test_clocks_of_one_machine_are_not_compared(measured):
+    results, communicators = measured([0.0, 64.0, 0.0, 64.0], lambda rank, resumed: 1.0, hosts=[0, 1, 0, 1])
+    assert results[0] == results[2] == 0.0
+    assert results[1] == pytest.approx(-64.0, abs=0.5)
+    assert results[3] == pytest.approx(-64.0, abs=0.5)
+    assert communicators[2].messages_sent == 0
+    assert communicators[0].messages_sent == 2 * (ROUNDS + 1)
