@@ -40,8 +40,8 @@ def write_small(figures):
     return (
         table(["ms a step", "alone", "beside a busy Python thread"], rows)
         + f"\n64 KiB: **{figures['above']:.2f} ms** above an empty `py_function`. 200 tensors of 4 KiB: "
-        f"**{figures['fused']:.2f} ×** the time of one of their size. Gradients, above an empty function: "
-        + ", ".join(f"{size} KiB **{above:.2f} ms**" for size, above in figures["gradients"].items())
+        f"**{figures['fused']:.2f} ×** the time of one of their size. Above an empty function: "
+        + "; ".join(f"{name} **{above:.2f} ms**" for name, above in figures["gradients"].items())
         + ".\n"
     )
 

@@ -239,6 +239,25 @@ def test_round_is_repeated_without_lost_task(job, compression):
     assert courses[0].round == 1
 
 
+def test_task_is_told_that_newer_values_are_lost(job, caplog):
+    """Task 0 has met without task 1, and is lost before task 1 has fetched what came of it."""
+    made = job(2, quorum=1)
+    courses = joined(made, [0, 1])
+    made.side_by_side(
+        lambda task: made.until(lambda: made.waiting(NAME)) or made.expire() if task else take(courses, 0, 1, 10),
+        range(2),
+    )
+    made.lose(0)
+    for _ in range(2):
+        courses[1].refresh()
+    assert_values(courses[1].centre, START)
+    told = [record.getMessage() for record in caplog.records if "goes on with" in record.getMessage()]
+    assert told == [
+        "tfdist: task 1 goes on with the values of optimizer 0 of round 0: all tasks that had those of round 1 are "
+        "lost or have ended."
+    ]
+
+
 def test_joining_task_takes_weights_slots_steps_and_outer_optimizer(job):
     made = job(2)
     rules = [Outer(keras.optimizers.SGD(0.5, momentum=0.9)) for _ in range(2)]

@@ -8,8 +8,8 @@ In a Keras step every replica assigns to its own copy. After the step,
 - the state of metrics stays separate, and is merged when their results are computed
   (`tfdist.strategies.keras.keras_metrics`). A replica without samples reverts the changes by its stand-in row.
 
-Two kinds of state are not merged: that of seed generators, which differs between replicas on purpose, and that of
-stateful RNNs, which belongs to the replica's rows.
+Two kinds of state are not merged: that of seed generators, which is equal on all replicas, as the replica's number is
+added only where a seed is used, and that of stateful RNNs, which belongs to the replica's rows.
 """
 
 from __future__ import annotations
