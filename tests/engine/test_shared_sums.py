@@ -2,35 +2,25 @@
 
 import types
 
-import pytest
 import tensorflow as tf
 
-from tfdist.engine import shared_sums
 from tfdist.engine.shared_sums import SharedSums
 
 
-def takes(tensors, memory="shared"):
-    """Whether tensors of a graph are taken, of processes with and without such memory."""
-    taken = []
+def is_usable_in_a_graph(memory):
+    usable = []
     sums = SharedSums(types.SimpleNamespace(memory=memory))
-    tf.function(lambda: taken.append(sums.takes(tensors()))).get_concrete_function()
-    return taken == [True]
+    tf.function(lambda: usable.append(sums.is_usable)).get_concrete_function()
+    return usable == [True]
 
 
-@pytest.mark.parametrize(
-    ("elements", "expected"),
-    [(0, False), (1, True), (shared_sums.LARGEST_BYTES // 4, True), (shared_sums.LARGEST_BYTES // 4 + 1, False)],
-)
-def test_sums_of_all_sizes_but_the_largest_are_taken(elements, expected):
-    assert takes(lambda: [tf.zeros([elements - elements // 2]), tf.zeros([elements // 2])]) == expected
+def test_graphs_of_processes_that_share_memory_sum_in_it():
+    assert is_usable_in_a_graph("shared")
+    assert not is_usable_in_a_graph(None)
 
 
-def test_sums_of_processes_without_shared_memory_are_not_taken():
-    assert not takes(lambda: [tf.zeros([1])], None)
-
-
-def test_eager_sums_are_not_taken():
-    assert not SharedSums(types.SimpleNamespace(memory="shared")).takes([tf.zeros([1])])
+def test_eager_sums_are_the_engines():
+    assert not SharedSums(types.SimpleNamespace(memory="shared")).is_usable
 
 
 def test_a_group_with_an_algorithm_or_of_threads_shares_no_memory(ranks):

@@ -28,7 +28,7 @@ from tfdist.engine.host_calls import host_call
 from tfdist.engine.means import Mean
 from tfdist.engine.operations import Operation
 from tfdist.engine.posting import Begun, BucketJob, Posting, concatenated, split
-from tfdist.engine.shared_sums import DTYPES, SharedSums
+from tfdist.engine.shared_sums import BUCKET_BYTES, DTYPES, SharedSums
 from tfdist.engine.weights import checked_weight, weighted, weighted_in_graph
 from tfdist.tensors import to_array, to_tensor
 
@@ -188,7 +188,7 @@ class Bridge:
         compressed = compressed or [None] * len(tensors)
         verb = verb or ("adasum" if adaptive else "mean" if mean else "sum" if combine is np.add else combine.__name__)
         results: dict[int, tf.Tensor] = {}
-        if in_memory and combine is np.add and not (mean or adaptive):
+        if in_memory and self._shared.is_usable and combine is np.add and not (mean or adaptive):
             results = self._in_memory(tensors, names, compressed, weight)
         rest = [place for place in range(len(tensors)) if place not in results]
         plan = _plan([tensors[place] for place in rest], [compressed[place] for place in rest])
@@ -218,12 +218,14 @@ class Bridge:
     ) -> dict[int, tf.Tensor]:
         """Returns the sums that are made in memory, by place."""
         results: dict[int, tf.Tensor] = {}
-        for dtype in DTYPES:
-            places = [p for p, tensor in enumerate(tensors) if tensor.dtype == dtype and compressed[p] is None]
-            given = [tensors[place] for place in places]
-            if places and self._shared.takes(given):
-                sums = self._shared.all_reduce(given, [names[place] for place in places], weight)
-                results.update(zip(places, sums, strict=True))
+        places = [p for p, tensor in enumerate(tensors) if tensor.dtype in DTYPES and compressed[p] is None]
+        sizes = [tensors[place].shape.num_elements() * tensors[place].dtype.size for place in places]
+        for bucket in buckets.plan(sizes, [tensors[place].dtype for place in places], BUCKET_BYTES, BUCKET_BYTES):
+            if any(sizes[member] for member in bucket.members):
+                members = [places[member] for member in bucket.members]
+                given = [tensors[place] for place in members]
+                sums = self._shared.all_reduce(given, [names[place] for place in members], weight)
+                results.update(zip(members, sums, strict=True))
         return results
 
 

@@ -1,10 +1,13 @@
 /* TensorFlow's operation TfdistSum: sums tensors over processes of one machine, in memory that they share.
 
-   The tensors of a process are one vector, cut into a chunk for each rank. Each process has an area of memory that the
-   others can read. It writes its chunks there, for the ranks that add them up; adds up one chunk, in the order of a
-   ring; writes that sum to its area, too; and reads the other sums. Two counters in each area tell the others how far
-   it has come, and no process writes what another may still read: it writes terms after all have counted the sums of
-   the call before, and a sum after all have counted the terms of this call.
+   The tensors of a process are one vector, cut into a chunk for each rank, and each chunk into blocks. Each process has
+   an area of memory that the others can read, with room for a few blocks of each chunk, so that it stays in the cache.
+   Of each block, a process gives its terms there to the ranks that add them up; adds up one chunk's, in the order of a
+   ring; writes that sum to its area, too; and takes the other sums. Two counters in each area tell the others how many
+   blocks it has given and added up.
+
+   No process writes what another may still read. It gives a block when it has taken the third last one, of which all
+   have then added up its terms; and it adds up a block when all have given it, and so have taken the third last one.
 
    See shared_sums.py for what surrounds this. It is the only caller of the functions below. */
 
@@ -67,9 +70,9 @@ void TF_OpKernelContext_Failure(TF_OpKernelContext*, TF_Status*);
 
 /* The beginning of each area. The counters are on cache lines of their own. */
 typedef struct {
-  _Atomic int64_t given;  /* calls whose terms the others may read */
+  _Atomic int64_t given;  /* blocks whose terms the others may read */
   char between[120];
-  _Atomic int64_t summed; /* calls whose sum they may read */
+  _Atomic int64_t summed; /* blocks whose sum they may read */
   char after[120];
 } Counters;
 
@@ -89,7 +92,8 @@ typedef struct {
   int ranks, rank;
   size_t item;
   int64_t elements;
-  int64_t calls;        /* since it was opened */
+  int64_t slots, room;  /* number of blocks of each chunk in an area, and their elements */
+  int64_t blocks;       /* since it was opened */
   char** areas;         /* by rank */
   _Atomic int64_t sums, nanoseconds, messages, bytes; /* since it was made */
   char error[2048];
@@ -119,6 +123,27 @@ int64_t tfdist_make(Ask ask, const int* records) {
   return number;
 }
 
+/* Elements of a block, and number of blocks of each chunk for which an area has room. */
+enum { BLOCK = 1 << 16, SLOTS = 3 };
+
+static int64_t longest_chunk(int ranks, int64_t elements) { return (elements + ranks - 1) / ranks; }
+
+static int64_t blocks_of(int ranks, int64_t elements) { return (longest_chunk(ranks, elements) + BLOCK - 1) / BLOCK; }
+
+static int64_t slots_of(int ranks, int64_t elements) {
+  int64_t blocks = blocks_of(ranks, elements);
+  return blocks < SLOTS ? blocks : SLOTS;
+}
+
+static int64_t room_of(int ranks, int64_t elements) {
+  int64_t longest = longest_chunk(ranks, elements);
+  return longest < BLOCK ? longest : BLOCK;
+}
+
+int64_t tfdist_area_bytes(int ranks, int64_t elements, int64_t item) {
+  return sizeof(Counters) + slots_of(ranks, elements) * ranks * room_of(ranks, elements) * item;
+}
+
 /* Called within the channel's request to open it, so by the thread that holds it. */
 void tfdist_open(int64_t number, int ranks, int rank, int64_t elements, int64_t item, char* const* areas) {
   Channel* channel = channel_of(number);
@@ -126,7 +151,9 @@ void tfdist_open(int64_t number, int ranks, int rank, int64_t elements, int64_t 
   channel->rank = rank;
   channel->elements = elements;
   channel->item = item;
-  channel->calls = 0;
+  channel->slots = slots_of(ranks, elements);
+  channel->room = room_of(ranks, elements);
+  channel->blocks = 0;
   channel->areas = realloc(channel->areas, sizeof(char*) * ranks);
   memcpy(channel->areas, areas, sizeof(char*) * ranks);
   channel->is_open = true;
@@ -178,15 +205,15 @@ static inline void pause_briefly(void) {
 #endif
 }
 
-static bool wait_for(Channel* channel, _Atomic int64_t* counter, int64_t call) {
-  if (atomic_load_explicit(counter, memory_order_acquire) >= call) return true;
+static bool wait_for(Channel* channel, _Atomic int64_t* counter, int64_t block) {
+  if (atomic_load_explicit(counter, memory_order_acquire) >= block) return true;
   double begun = seconds(CLOCK_MONOTONIC), last = begun, ran = seconds(CLOCK_THREAD_CPUTIME_ID);
   double asked = begun, nap = SHORTEST_NAP;
   bool has_asked = false, goes_on = true;
   while (goes_on) {
     bool is_there = false;
     for (int poll = 0; poll < POLLS && !is_there; poll++) {
-      is_there = atomic_load_explicit(counter, memory_order_acquire) >= call;
+      is_there = atomic_load_explicit(counter, memory_order_acquire) >= block;
       if (!is_there) pause_briefly();
     }
     if (is_there) break;
@@ -265,52 +292,74 @@ static int64_t start_of(const Channel* channel, int chunk) {
   return chunk * least + (chunk < more ? chunk : more);
 }
 
+/* Where a block of a chunk is in each area, in elements. */
+static int64_t place_of(const Channel* channel, int64_t block, int chunk) {
+  int64_t slot = (channel->blocks + block) % channel->slots;
+  return (slot * channel->ranks + chunk) * channel->room;
+}
+
+/* A tensor, and the memory for its sum. */
+typedef struct {
+  char *own, *result;
+  int64_t elements;
+} Piece;
+
 typedef enum { GIVE, ADD, TAKE } Step;
 
-/* Takes a step with one chunk of the vector that the tensors are: gives this rank's terms to the others, adds up the
-   sum, or takes the sum of the rank that comes some turns after this one. */
-static void step(const Channel* channel, Step what, int chunk, int turn, double weight, int count,
-                 TF_Tensor** inputs, TF_Tensor** outputs) {
-  int64_t begin = start_of(channel, chunk), end = start_of(channel, chunk + 1);
+/* Takes a step with one block of a chunk: gives this rank's terms to the others, adds up the sum, or takes the sum of
+   the rank that comes some turns after this one. */
+static void step(const Channel* channel, Step what, int64_t block, int chunk, int turn, double weight, int count,
+                 const Piece* pieces) {
+  int64_t begin = start_of(channel, chunk) + block * BLOCK, end = start_of(channel, chunk + 1);
+  int64_t place = place_of(channel, block, chunk) - begin;
   int64_t first = 0; /* of a tensor in the vector */
   size_t item = channel->item;
-  for (int place = 0; place < count; place++) {
-    int64_t last = first + (int64_t)(TF_TensorByteSize(inputs[place]) / item);
+  if (end - begin > BLOCK) end = begin + BLOCK;
+  for (const Piece* piece = pieces; piece < pieces + count && first < end; piece++) {
+    int64_t last = first + piece->elements;
     int64_t from = begin > first ? begin : first, some = (end < last ? end : last) - from;
     if (some > 0) {
-      char* own = (char*)TF_TensorData(inputs[place]) + (from - first) * item;
-      char* result = (char*)TF_TensorData(outputs[place]) + (from - first) * item;
-      char* shared = terms_of(channel, turn) + from * item;
+      char* own = piece->own + (from - first) * item;
+      char* result = piece->result + (from - first) * item;
+      char* shared = terms_of(channel, turn) + (place + from) * item;
       if (what == TAKE) memcpy(result, shared, some * item);
       else if (what == GIVE && item == sizeof(float)) weigh_floats((float*)shared, (float*)own, weight, some);
       else if (what == GIVE) weigh_doubles((double*)shared, (double*)own, weight, some);
-      else if (item == sizeof(float)) add_floats(channel, from, (float*)result, (float*)own, weight, some);
-      else add_doubles(channel, from, (double*)result, (double*)own, weight, some);
+      else if (item == sizeof(float)) add_floats(channel, place + from, (float*)result, (float*)own, weight, some);
+      else add_doubles(channel, place + from, (double*)result, (double*)own, weight, some);
     }
     first = last;
   }
 }
 
 /* Sums; returns whether it has. The caller holds the channel. */
-static bool sum(Channel* channel, double weight, int count, TF_Tensor** inputs, TF_Tensor** outputs) {
-  channel->sums++;
-  int64_t call = ++channel->calls;
+static bool sum(Channel* channel, double weight, int count, const Piece* pieces) {
   int ranks = channel->ranks, own = (channel->rank + 1) % ranks;
+  int64_t blocks = blocks_of(ranks, channel->elements);
   Counters* counters = (Counters*)area_of(channel, 0);
+  channel->sums++;
   channel->marks[0] = seconds(CLOCK_MONOTONIC);
-  for (int turn = 1; turn < ranks; turn++)
-    step(channel, GIVE, (own + turn) % ranks, 0, weight, count, inputs, outputs);
-  atomic_store_explicit(&counters->given, call, memory_order_release);
-  channel->marks[1] = seconds(CLOCK_MONOTONIC);
-  for (int turn = 1; turn < ranks; turn++)
-    if (!wait_for(channel, &((Counters*)area_of(channel, turn))->given, call)) return false;
-  step(channel, ADD, own, 0, weight, count, inputs, outputs);
-  atomic_store_explicit(&counters->summed, call, memory_order_release);
-  channel->marks[2] = seconds(CLOCK_MONOTONIC);
-  for (int turn = 1; turn < ranks; turn++) {
-    if (!wait_for(channel, &((Counters*)area_of(channel, turn))->summed, call)) return false;
-    step(channel, TAKE, (own + turn) % ranks, turn, weight, count, inputs, outputs);
+  for (int64_t given = 0; given < blocks + 2; given++) {
+    int64_t added = given - 1, taken = given - 2; /* the blocks of this turn */
+    if (given < blocks) {
+      for (int turn = 1; turn < ranks; turn++)
+        step(channel, GIVE, given, (own + turn) % ranks, 0, weight, count, pieces);
+      atomic_store_explicit(&counters->given, channel->blocks + given + 1, memory_order_release);
+      channel->marks[1] = seconds(CLOCK_MONOTONIC);
+    }
+    if (added >= 0 && added < blocks) {
+      for (int turn = 1; turn < ranks; turn++)
+        if (!wait_for(channel, &((Counters*)area_of(channel, turn))->given, channel->blocks + added + 1)) return false;
+      step(channel, ADD, added, own, 0, weight, count, pieces);
+      atomic_store_explicit(&counters->summed, channel->blocks + added + 1, memory_order_release);
+      channel->marks[2] = seconds(CLOCK_MONOTONIC);
+    }
+    for (int turn = 1; turn < ranks && taken >= 0; turn++) {
+      if (!wait_for(channel, &((Counters*)area_of(channel, turn))->summed, channel->blocks + taken + 1)) return false;
+      step(channel, TAKE, taken, (own + turn) % ranks, turn, weight, count, pieces);
+    }
   }
+  channel->blocks += blocks;
   channel->marks[3] = seconds(CLOCK_MONOTONIC);
   if (*channel->records) channel->ask(channel->number, RECORD);
   return true;
@@ -340,6 +389,7 @@ static void compute(void* kernel, TF_OpKernelContext* context) {
   TF_Tensor *inputs[count + 1], *outputs[count];
   memset(inputs, 0, sizeof(inputs));
   memset(outputs, 0, sizeof(outputs));
+  Piece pieces[count];
   int64_t elements = 0;
   for (int place = 0; place <= count && TF_GetCode(status) == TF_OK; place++)
     TF_GetInput(context, place, &inputs[place], status);
@@ -348,8 +398,12 @@ static void compute(void* kernel, TF_OpKernelContext* context) {
     int64_t shape[dimensions + 1];
     for (int axis = 0; axis < dimensions; axis++) shape[axis] = TF_Dim(inputs[place], axis);
     outputs[place] = TF_ForwardInputOrAllocateOutput(context, &place, 1, place, shape, dimensions, &forwarded, status);
+    if (TF_GetCode(status) != TF_OK) break;
     size_t item = TF_TensorType(inputs[place]) == TF_DOUBLE ? sizeof(double) : sizeof(float);
-    elements += TF_TensorByteSize(inputs[place]) / item;
+    pieces[place].own = TF_TensorData(inputs[place]);
+    pieces[place].result = TF_TensorData(outputs[place]);
+    pieces[place].elements = TF_TensorByteSize(inputs[place]) / item;
+    elements += pieces[place].elements;
   }
   if (TF_GetCode(status) == TF_OK) {
     double weight = *(double*)TF_TensorData(inputs[count]);
@@ -362,14 +416,17 @@ static void compute(void* kernel, TF_OpKernelContext* context) {
     if (is_open && elements != channel->elements)
       snprintf(channel->error, sizeof(channel->error), "TfdistSum: expected %lld elements, got %lld",
                (long long)channel->elements, (long long)elements);
-    else if (is_open && sum(channel, weight, count, inputs, outputs)) {
+    else if (is_open && sum(channel, weight, count, pieces)) {
       int64_t others = channel->ranks - 1, own = (channel->rank + 1) % channel->ranks;
       int64_t added_up = start_of(channel, own + 1) - start_of(channel, own);
       channel->error[0] = 0;
       channel->messages += 2 * others;
       channel->bytes += (elements - added_up + others * added_up) * (int64_t)channel->item;
     }
-    if (channel->error[0]) TF_SetStatus(status, TF_UNKNOWN, channel->error);
+    if (channel->error[0]) {
+      channel->is_open = false; /* its counters may be amid a sum */
+      TF_SetStatus(status, TF_UNKNOWN, channel->error);
+    }
     channel->nanoseconds += (int64_t)(1e9 * (seconds(CLOCK_MONOTONIC) - begun));
     pthread_mutex_unlock(&channel->busy);
     fesetenv(&before);

@@ -31,12 +31,10 @@ if TYPE_CHECKING:
 DTYPES = (tf.float32, tf.float64)
 """The dtypes that are summed."""
 
-LARGEST_BYTES = 32 << 20
-"""Bytes above which sums are left to the engine, which moves them in parts while the graph computes."""
+BUCKET_BYTES = 32 << 20
+"""Bytes of tensors that are summed at once. What has more is summed in parts, the first while the graph computes."""
 
 _OPEN, _OVER, _RECORD = -1.0, -2.0, -3.0
-_COUNTER_BYTES = 256
-"""Size of ``Counters`` in `shared_sums.c`."""
 _MOST_OPEN = 4
 """Lists of shapes that a call site keeps memory for. Models that are made one after the other have the
 same call sites."""
@@ -52,15 +50,10 @@ class SharedSums:
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
 
-    def takes(self, tensors: Sequence[tf.Tensor]) -> bool:
-        """Returns whether tensors of one of `DTYPES` are summed here: the same on all members, as they are alike there.
-
-        Args:
-            tensors: tensors whose static shapes are known.
-        """
-        if tf.executing_eagerly() or self._group.memory is None:
-            return False
-        return 0 < sum(tensor.shape.num_elements() for tensor in tensors) * tensors[0].dtype.size <= LARGEST_BYTES
+    @property
+    def is_usable(self) -> bool:
+        """Whether the caller can sum here; the same on all members, as they trace the same functions."""
+        return not tf.executing_eagerly() and self._group.memory is not None
 
     def all_reduce(
         self, tensors: Sequence[tf.Tensor], names: Sequence[str], weight: tf.Tensor | None
@@ -68,7 +61,7 @@ class SharedSums:
         """Sums tensors over all processes, from the graph under construction.
 
         Args:
-            tensors: tensors of one dtype that are taken.
+            tensors: tensors of one of `DTYPES`, not all without elements, whose static shapes are known.
             names: names of the tensors, for messages.
             weight: float64 scalar that this process's tensors are multiplied by; see
                 `tfdist.engine.bridge.Bridge.all_reduce`.
@@ -147,8 +140,9 @@ class _Channel:
         group, functions = self._site.group, machine_code.load().functions
         memory = group.memory
         assert memory is not None
-        area = group.take(_COUNTER_BYTES + self._elements * self._dtype.size)
-        area[:_COUNTER_BYTES] = 0
+        sizes = (ctypes.c_int64(self._elements), ctypes.c_int64(self._dtype.size))
+        area = group.take(functions.tfdist_area_bytes(group.size, *sizes))
+        area[:] = 0
         digest = int.from_bytes(hashlib.blake2b(self._shapes.encode(), digest_size=8).digest(), "little", signed=True)
         mine = np.array([*memory.place(area), digest], np.int64)
         plan = operations.all_gather_rows(mine[np.newaxis])
@@ -163,7 +157,6 @@ class _Channel:
             for rank, row in enumerate(rows)
         ]
         addresses = (ctypes.c_void_p * group.size)(*(area.ctypes.data for area in self._areas))
-        sizes = (ctypes.c_int64(self._elements), ctypes.c_int64(self._dtype.size))
         functions.tfdist_open(ctypes.c_int64(self.number), group.size, group.rank, *sizes, addresses)
         self._site.open.append(self)
         if len(self._site.open) > _MOST_OPEN:

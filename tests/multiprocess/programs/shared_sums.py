@@ -9,6 +9,7 @@ from told import Told
 
 import tfdist
 from tfdist.collectives.schedule import partition
+from tfdist.engine import bridge as bridge_module
 from tfdist.engine import shared_sums
 from tfdist.engine.timeline import EventRecorder
 
@@ -47,10 +48,16 @@ def by_a_ring(vectors, dtype):
     return total
 
 
+BLOCK = 1 << 16
+"""Elements of a block, of which a process exchanges one after the other."""
+
+OF_BLOCKS = [2 * BLOCK * size], [BLOCK * size + 1], [1, 4 * BLOCK * size, 5]
+
+
 def bits():
     """Vectors of all lengths cut into tensors, with weights, by which NaN and infinity may become zero."""
     for dtype in (np.float32, np.float64):
-        for lengths in ([1], [2, 0, 3], [7], [300, 1, 4097], [100_003], [5] * 40):
+        for lengths in ([1], [2, 0, 3], [7], [300, 1, 4097], [100_003], [5] * 40, *OF_BLOCKS):
             rows = [np.random.default_rng(number).standard_normal(sum(lengths)) for number in range(size)]
             rows = [(row * 10.0 ** np.random.default_rng(9).integers(-3, 3, row.size)).astype(dtype) for row in rows]
             for weights in ([1.0] * size, np.linspace(0.1, 0.7, size), [0.0, *[1.0] * (size - 1)]):
@@ -61,6 +68,17 @@ def bits():
                     totals = call(*map(tf.constant, np.split(rows[rank], cuts)), tf.constant(weights[rank], tf.float64))
                 terms = [row * dtype(w) if w else np.zeros_like(row) for row, w in zip(rows, weights, strict=True)]
                 assert np.concatenate(totals).tobytes() == by_a_ring(terms, dtype).tobytes(), (dtype, lengths, weights)
+
+
+def blocks():
+    """Many sums of many blocks, for which processes come early and late: none reads what is of another block or sum."""
+    elements = 7 * BLOCK * size + 11
+    places, call = np.arange(elements, dtype=np.float32) % 1009, in_a_graph(lambda given: ([given],))
+    work = np.random.default_rng(rank)
+    for turn in range(40):
+        (total,) = call(tf.constant(places * (rank + 1) + turn))
+        np.testing.assert_array_equal(total, places * (size * (size + 1) / 2) + size * turn)
+        np.sort(work.standard_normal(work.integers(1, 100_000)))
 
 
 def edges():
@@ -106,7 +124,7 @@ def models():
 
 
 def several():
-    """Sums of both dtypes and of one that is not summed in memory, in loops and conditionals, and of more bytes."""
+    """Sums of both dtypes and of one that is not summed in memory, in loops and conditionals."""
 
     @tf.function
     def step(turns):
@@ -121,10 +139,23 @@ def several():
     total, wide, whole = step(5)
     assert (total.numpy() == 3 * size).all()
     assert (wide.numpy(), whole.numpy()) == (6 * size, 6 * size)
-    before = group.engine.beside.totals()
-    many = tf.ones([shared_sums.LARGEST_BYTES // 4 + 1])
-    assert (tf.function(lambda: bridge.all_reduce([many], in_memory=True))()[0].numpy() == size).all()
-    assert group.engine.beside.totals() == before
+
+
+def buckets():
+    """More bytes than are summed at once."""
+    before, bridge_module.BUCKET_BYTES = bridge_module.BUCKET_BYTES, 4000
+    parts = [tf.fill([300 + place], place + rank + 1.0) for place in range(9)]
+    parts += [tf.fill([1000], tf.constant(7.0, tf.float64)), tf.zeros([0, 4])]
+    call = in_a_graph(lambda: (parts,))
+    call()
+    bridge_module.BUCKET_BYTES = before
+    before = group.engine.beside.totals().collectives
+    sums = call()
+    assert group.engine.beside.totals().collectives == before + 4, "4 + 4 + 2 of one dtype, and 1 of the other"
+    for place, total in enumerate(sums[:9]):
+        np.testing.assert_array_equal(total, np.full(300 + place, size * place + size * (size + 1) / 2))
+    np.testing.assert_array_equal(sums[9], np.full(1000, 7.0 * size))
+    assert sums[10].shape == (0, 4)
 
 
 def traffic():
