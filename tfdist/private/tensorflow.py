@@ -56,6 +56,7 @@ __all__ = [
     "PerReplica",
     "ReductionToOneDevice",
     "ReplicaContext",
+    "StaticOptions",
     "ValueContext",
     "WeighedOptions",
     "abort_collectives",
@@ -125,7 +126,11 @@ NoneSpec = structure.NoneTensorSpec
 """The type of None in the elements of a dataset."""
 
 
-class OwnOptions(collective_util.Options):
+class StaticOptions(collective_util.Options):
+    """Options of a reduction of values whose static shapes all replicas know, so that all may choose a way by them."""
+
+
+class OwnOptions(StaticOptions):
     """Options of a reduction that tfdist itself adds to a step, over the replicas that take the step together."""
 
 

@@ -2,6 +2,7 @@
 
 import time
 
+import keras
 import numpy as np
 import tensorflow as tf
 from checking import run_checks
@@ -156,6 +157,27 @@ def buckets():
         np.testing.assert_array_equal(total, np.full(300 + place, size * place + size * (size + 1) / 2))
     np.testing.assert_array_equal(sums[9], np.full(1000, 7.0 * size))
     assert sums[10].shape == (0, 4)
+
+
+def within_steps():
+    """All that a step sums is summed in memory: moments both ways, the divisor of a loss, metrics, and gradients."""
+    rows = np.random.default_rng(0).normal(size=(24 * size, 5)).astype(np.float32)
+    with strategy.scope():
+        inputs = keras.Input((5,))
+        normal = keras.layers.BatchNormalization(synchronized=True)(keras.layers.Dense(3)(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Masking()(normal[:, None])))
+        model.compile("sgd", "mse", metrics=["mae"])
+
+    def calls_in(steps):
+        data = tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(4 * size).take(steps)
+        reads = keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: None)
+        before = group.engine.statistics.begun, group.engine.beside.totals().collectives
+        model.fit(data, callbacks=[reads], shuffle=False, verbose=0)
+        after = group.engine.statistics.begun, group.engine.beside.totals().collectives
+        return np.subtract(after, before)
+
+    calls_in(6)
+    np.testing.assert_array_equal(calls_in(6) - calls_in(2), [0, 4 * 5])
 
 
 def traffic():

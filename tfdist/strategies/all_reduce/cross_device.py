@@ -77,7 +77,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
             self._locally(value if indices is None else _rows(value), is_mean)
             for (value, _), indices in zip(value_destination_pairs, common, strict=True)
         ]
-        totals = self._over_processes(values, names, options if is_weighed else None, is_mean)
+        totals = self._over_processes(values, names, options, is_mean)
         for place, indices in enumerate(common):
             if indices is not None:
                 shape = value_destination_pairs[place][0].values[0].dense_shape
@@ -115,14 +115,13 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         reduced = reduced.values[0] if isinstance(reduced, private.DistributedValues) else reduced
         return reduced / tf.cast(len(value.values), reduced.dtype) if is_mean else reduced
 
-    def _over_processes(
-        self, values: Sequence[Any], names: Sequence[str], options: private.WeighedOptions | None, is_mean: bool
-    ) -> list[Any]:
+    def _over_processes(self, values: Sequence[Any], names: Sequence[str], options: Any, is_mean: bool) -> list[Any]:
         """Returns the sum or mean over processes of each process's sum or mean."""
-        weight = None if options is None else options.weight
-        compressed = self._compressed(values, options)
+        weighed = options if isinstance(options, private.WeighedOptions) else None
+        weight = None if weighed is None else weighed.weight
+        compressed = self._compressed(values, weighed)
         totals: dict[int, Any] = {}
-        if self._by_tensorflow is not None and options is not None:
+        if self._by_tensorflow is not None and weighed is not None:
             places = [place for place, how in enumerate(compressed) if how is None]
             # The last layer's gradient is ready first.
             places = [place for place in reversed(places) if self._by_tensorflow.takes(values[place])]
@@ -138,7 +137,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
                 weight=weight,
                 contributes=self._has_samples() if weight is None else None,
                 keep_rows=self._keep_rows,
-                in_memory=options is not None,
+                in_memory=isinstance(options, private.StaticOptions),
             )
             totals.update(zip(rest, sums, strict=True))
         return [totals[place] for place in range(len(values))]

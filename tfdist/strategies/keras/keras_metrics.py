@@ -112,7 +112,7 @@ def merged_beside(
         if combine is np.add:
             parts, names = [*parts, *numbers], [*names, *["a log of a step"] * len(numbers)]
         if not locally:
-            parts = extended.bridge.all_reduce(parts, combine=combine, names=names)
+            parts = extended.bridge.all_reduce(parts, combine=combine, names=names, in_memory=True)
         if combine is np.add:
             parts, sums = parts[: len(chosen)], parts[len(chosen) :]
         for variable, total in zip(chosen, parts, strict=True):

@@ -5,15 +5,17 @@ Keras would sum the samples, their squares and their number in three collectives
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.private import tensorflow as private
 from tfdist.private.keras import tf_nn
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
+from tfdist.strategies.keras.collective_gradients import received, sent
 
 
 def install() -> None:
@@ -27,9 +29,25 @@ def _in_one_sum(original: Callable[..., Any]) -> Callable[..., Any]:
         if replica is None or current_strategy.current(DataParallel) is None:
             return original(x, axes, keepdims)
         parts = [tf.reduce_sum(value, axes, keepdims=True) for value in (x, tf.square(x), tf.ones_like(x))]
-        total, squares, count = replica.all_reduce(tf.distribute.ReduceOp.SUM, parts)
+        total, squares, count = _summed(parts)
         mean = tf.math.divide_no_nan(total, count)
         variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
         return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
     return _compute_moments_sync
+
+
+def _summed(parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns sums over all replicas; sums of gradients on the way back have the same options, which TensorFlow drops.
+
+    Args:
+        parts: tensors whose static shapes all replicas know, as they are those of a layer's weights.
+    """
+
+    @tf.custom_gradient
+    def sums(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        replica = tf.distribute.get_replica_context()
+        totals = replica.all_reduce(tf.distribute.ReduceOp.SUM, list(given), private.StaticOptions())
+        return totals, lambda *gradients: _summed(gradients)
+
+    return received(sums(*sent(list(parts))))
