@@ -1,3 +1,6 @@
+import os
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -60,3 +63,23 @@ def test_a_shard_of_a_shard_is_warned_of(caplog):
     assert caplog.text == ""
     datasets.warn_of_own_shards(sharded.map(lambda x: x + 1), processes=2, rank=1)
     assert "this dataset has been sharded for 2 processes" in caplog.text
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_only_processes_of_several_cores_read_ahead(monkeypatch, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    read = [threading.Event() for _ in range(3)]
+
+    def batches():
+        for number, event in enumerate(read):
+            event.set()
+            yield np.full(2, number)
+
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([2], tf.int64))
+    iterator = iter(datasets._read_ahead(private.not_tuned(dataset)))
+    for number in range(2):
+        assert next(iterator).numpy()[0] == number
+        if cores > 1:
+            assert read[number + 1].wait(100)
+        else:
+            assert not read[number + 1].is_set()
