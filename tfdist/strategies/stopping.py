@@ -20,12 +20,15 @@ class Stopping:
         is_agreed: whether an exchange has brought a request of any process.
         is_passed_on: whether this process has learned of a request from some processes, and tells the others of it in
             the same step.
+        compares_begins: whether processes compare requests before the first step of each epoch, as a callback may have
+            made one there, and steps do not count them.
         ended_by_request: whether the last step of a `fit` was not taken because of a request, until `fit` has ended its
             epoch.
     """
 
     def __init__(self) -> None:
         self.is_requested = self.is_agreed = self.is_passed_on = self.ended_by_request = False
+        self.compares_begins = False
         self._counts = False
 
     def begin(self) -> None:

@@ -87,7 +87,7 @@ class Saves(keras.callbacks.ModelCheckpoint):
         (OnEpochs(), False),
         (keras.callbacks.TerminateOnNaN(), True),
         (keras.callbacks.LambdaCallback(on_train_batch_end=print), True),
-        (keras.callbacks.LambdaCallback(on_epoch_begin=print), True),
+        (keras.callbacks.LambdaCallback(on_epoch_begin=print), False),
         (OnBatches(), True),
         (Saves("a.keras"), True),
         (types.SimpleNamespace(), True),
@@ -426,3 +426,29 @@ def test_functions_traced_without_counts_are_not_reused_with_counts(ranks):
     assert second[0] == [0, 1]
     assert first[1:] == second[1:]
     assert first[1] == 4 + 2 + 4
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_request_before_an_epoch_ends_it_after_the_first_step(ranks, known):
+    """As in plain Keras, and on all ranks, of which one alone has requested it; in no other epoch."""
+
+    def work(strategy):
+        class Stops(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                collectives.append(strategy.extended.group.engine.statistics.collectives)
+                self.model.stop_training = epoch == 1 and strategy.rank == strategy.extended.group.size - 1
+
+        model, collectives = model_in(strategy), []
+        data = as_dataset(X, Y, rows=2)
+        data = data if known else data.filter(lambda x, y: True)
+        history = model.fit(data, shuffle=False, verbose=0, epochs=3, callbacks=[Stops()])
+        return len(history.epoch), collectives, model.get_weights()[0].tolist()
+
+    (alone,) = on_ranks(ranks(1), work)
+    first, second = on_ranks(ranks(2), work)
+    assert alone[0] == first[0] == second[0] == 2
+    assert first[2] == second[2]
+    np.testing.assert_allclose(first[2], alone[2], rtol=1e-5)
+    if known:
+        (of_an_epoch,) = (after - before for before, after in itertools.pairwise(first[1]))
+        assert of_an_epoch == 4 + 4, "gradients of steps, and of the epoch: requests, logs, samples and weights"

@@ -38,6 +38,7 @@ class EpochSynchronization(keras.callbacks.Callback):
         super().__init__()
         self._extended = extended
         self._before = False
+        self._ends_at_once = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begins without requests to stop."""
@@ -45,8 +46,17 @@ class EpochSynchronization(keras.callbacks.Callback):
         self._before = self._extended.stopping.is_requested
         self._extended.stopping.begin()
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Agrees with all ranks on ``stop_training`` before the first step, where a callback may have set it."""
+        everyone, self._ends_at_once = self._extended.all_processes, False
+        if self._extended.stopping.compares_begins:
+            stops = everyone.all_gather(tf.constant([bool(self.model.stop_training)]))
+            self._ends_at_once = self.model.stop_training = bool(stops.numpy().any())
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Defers ``stop_training`` until all ranks know of it: the others would wait for a rank that stops now."""
+        if self._ends_at_once:
+            return
         if self.model.stop_training and len(self._extended.all_processes.members) > 1:
             self._extended.stopping.is_requested, self.model.stop_training = True, False
 

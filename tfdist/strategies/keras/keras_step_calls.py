@@ -22,7 +22,7 @@ from tfdist.strategies.keras.keras_agreement import DATA_OF_THEIR_OWN, by_value,
 from tfdist.strategies.keras.keras_callbacks import WRITING
 from tfdist.strategies.step_calls import StepCalls
 
-_WITHIN_EPOCHS = ("on_epoch_begin", "on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_OF_STEPS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _WITH_LOGS = ("on_batch_end", "on_train_batch_end", "on_test_batch_end")
 
 
@@ -47,25 +47,28 @@ class StepCollectives(keras_hooks.ModelHooks[DataParallel]):
         ):
             return None
         callbacks = listed(given["callbacks"])
-        needs = [call.name == "fit" and any(map(may_end_steps, callbacks)), any(map(reads_logs_of_steps, callbacks))]
+        trains = call.name == "fit"
+        needs = [trains and any(map(may_end_steps, callbacks)), trains and any(map(_begins_epochs, callbacks))]
+        needs.append(any(map(reads_logs_of_steps, callbacks)))
         if len(extended.all_processes.members) > 1:
             needs = extended.all_processes.all_gather(tf.constant([needs])).numpy().any(axis=0)
-        ends, reads = map(bool, needs)
+        ends, begins, reads = map(bool, needs)
         may_differ = any(map(_may_have_other_samples, (given["x"], given.get("validation_data"))))
         calls = StepCalls(counts_batches=ends, compares_samples=may_differ and not ends, merges_logs=reads)
-        return self._calling(calls)
+        return self._calling(calls, compares_begins=begins and not ends)
 
     evaluate = predict = fit
 
     @contextlib.contextmanager
-    def _calling(self, calls: StepCalls) -> Iterator[None]:
-        extended = self.extended
+    def _calling(self, calls: StepCalls, compares_begins: bool) -> Iterator[None]:
+        extended, stopping = self.extended, self.extended.stopping
         before, extended.step_calls = extended.step_calls, calls
+        compared, stopping.compares_begins = stopping.compares_begins, compares_begins
         samples = extended.shares.take_tally()
         try:
             yield
         finally:
-            extended.step_calls = before
+            extended.step_calls, stopping.compares_begins = before, compared
             extended.shares.take_tally()
             extended.shares.tally(samples)
 
@@ -124,12 +127,17 @@ def _has_known_batches(data: Any) -> bool:
 
 
 def may_end_steps(callback: Any) -> bool:
-    """Returns whether a callback may set ``stop_training`` within an epoch, because it has code that runs there.
+    """Returns whether a callback may set ``stop_training`` after any step, because it has code that runs there.
 
     Of Keras's callbacks, this holds for `keras.callbacks.TerminateOnNaN`, and for a `keras.callbacks.LambdaCallback`
     with such functions.
     """
-    return isinstance(callback, keras.callbacks.TerminateOnNaN) or _acts(callback, _WITHIN_EPOCHS)
+    return isinstance(callback, keras.callbacks.TerminateOnNaN) or _acts(callback, _OF_STEPS)
+
+
+def _begins_epochs(callback: Any) -> bool:
+    """Returns whether a callback may set ``stop_training`` before an epoch's first step."""
+    return _acts(callback, ("on_epoch_begin",))
 
 
 def reads_logs_of_steps(callback: Any) -> bool:
