@@ -428,10 +428,10 @@ class Engine:
 
     def _advance(self) -> bool:
         """Polls every active collective once. Returns whether any of them progressed."""
-        if not self._lock.acquire(blocking=False):
-            return False
         moved = False
         with self._explained(), np.errstate(all="ignore"):  # a sum may overflow, as it would on one process
+            if not self._lock.acquire(blocking=False):
+                return False
             try:
                 if self._failure:
                     raise self._failure
