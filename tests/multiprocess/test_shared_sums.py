@@ -10,7 +10,19 @@ from tests.sweeps import sweep
 from tfdist.engine import machine_code
 
 PROGRAM = str(harness.PROGRAMS / "shared_sums.py")
-CHECKS = ["bits", "blocks", "edges", "inputs", "models", "several", "buckets", "within_steps", "traffic", "recorded"]
+CHECKS = [
+    "bits",
+    "blocks",
+    "edges",
+    "inputs",
+    "models",
+    "several",
+    "buckets",
+    "within_steps",
+    "moments",
+    "traffic",
+    "recorded",
+]
 
 needs_machine_code = pytest.mark.skipif(machine_code.path() is None, reason="tfdist was installed without a C compiler")
 pytestmark = [pytest.mark.multiprocess, needs_machine_code]

@@ -218,7 +218,11 @@ class Bridge:
     ) -> dict[int, tf.Tensor]:
         """Returns the sums that are made in memory, by place."""
         results: dict[int, tf.Tensor] = {}
-        places = [p for p, tensor in enumerate(tensors) if tensor.dtype in DTYPES and compressed[p] is None]
+        places = [
+            place
+            for place, tensor in enumerate(tensors)
+            if tensor.dtype in DTYPES and compressed[place] is None and tensor.shape.is_fully_defined()
+        ]
         sizes = [tensors[place].shape.num_elements() * tensors[place].dtype.size for place in places]
         for bucket in buckets.plan(sizes, [tensors[place].dtype for place in places], BUCKET_BYTES, BUCKET_BYTES):
             if any(sizes[member] for member in bucket.members):

@@ -32,7 +32,7 @@ DTYPES = (tf.float32, tf.float64)
 """The dtypes that are summed."""
 
 BUCKET_BYTES = 32 << 20
-"""Bytes of tensors that are summed at once. What has more is summed in parts, the first while the graph computes."""
+"""Bytes at which a bucket is closed. What has more is summed in several, the first while the graph computes."""
 
 _OPEN, _OVER, _RECORD = -1.0, -2.0, -3.0
 _MOST_OPEN = 4
@@ -158,7 +158,7 @@ class _Channel:
         ]
         addresses = (ctypes.c_void_p * group.size)(*(area.ctypes.data for area in self._areas))
         functions.tfdist_open(ctypes.c_int64(self.number), group.size, group.rank, *sizes, addresses)
-        self._site.open.append(self)
+        self._site.open = [*(other for other in self._site.open if other is not self), self]
         if len(self._site.open) > _MOST_OPEN:
             self._site.open.pop(0).close()  # all members have come here, and read no sum of an earlier call any more
 

@@ -127,7 +127,7 @@ NoneSpec = structure.NoneTensorSpec
 
 
 class StaticOptions(collective_util.Options):
-    """Options of a reduction of values whose static shapes all replicas know, so that all may choose a way by them."""
+    """Options of a reduction of values that have the same static shapes on all replicas, so that these decide alike."""
 
 
 class OwnOptions(StaticOptions):

@@ -13,6 +13,7 @@ from tfdist.collectives.schedule import partition
 from tfdist.engine import bridge as bridge_module
 from tfdist.engine import shared_sums
 from tfdist.engine.timeline import EventRecorder
+from tfdist.private.keras import tf_nn
 
 strategy = tfdist.AllReduceStrategy()
 group = strategy.extended.group
@@ -178,6 +179,30 @@ def within_steps():
 
     calls_in(6)
     np.testing.assert_array_equal(calls_in(6) - calls_in(2), [0, 4 * 5])
+
+
+def moments():
+    """Moments and their gradients are those of all rows; the engine sums those of an unknown number of channels."""
+    rows = np.random.default_rng(0).normal(2, 3, size=(3 * size, 4, 2)).astype(np.float32)
+    mine = tf.constant(rows[3 * rank : 3 * rank + 3])
+
+    def of(given):
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            mean, variance = tf_nn._compute_moments_sync(given, [0, 1], False)
+            loss = tf.reduce_sum(mean * [1.0, 2.0]) + tf.reduce_sum(variance * [3.0, 4.0])
+        return mean, variance, tape.gradient(loss, given)
+
+    # The sum over ranks of equal losses, in which each row counts on all of them.
+    gradient = ([1.0, 2.0] + 2 * np.array([3.0, 4.0]) * (rows[3 * rank :][:3] - rows.mean((0, 1)))) / (12 * size) * size
+    for shape, in_memory in (([3, 4, 2], 2), ([None, None, 2], 2), ([None, None, None], 0)):
+        call = tf.function(lambda given: strategy.run(of, [given]), input_signature=[tf.TensorSpec(shape)])
+        call(mine)
+        before = group.engine.beside.totals().collectives
+        results = call(mine)
+        assert group.engine.beside.totals().collectives == before + in_memory, shape
+        for result, expected in zip(results, (rows.mean((0, 1)), rows.var((0, 1)), gradient), strict=True):
+            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6)
 
 
 def traffic():

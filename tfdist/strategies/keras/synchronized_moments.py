@@ -29,7 +29,7 @@ def _in_one_sum(original: Callable[..., Any]) -> Callable[..., Any]:
         if replica is None or current_strategy.current(DataParallel) is None:
             return original(x, axes, keepdims)
         parts = [tf.reduce_sum(value, axes, keepdims=True) for value in (x, tf.square(x), tf.ones_like(x))]
-        total, squares, count = _summed(parts)
+        total, squares, count = _summed(replica, parts)
         mean = tf.math.divide_no_nan(total, count)
         variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
         return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
@@ -37,17 +37,17 @@ def _in_one_sum(original: Callable[..., Any]) -> Callable[..., Any]:
     return _compute_moments_sync
 
 
-def _summed(parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _summed(replica: Any, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns sums over all replicas; sums of gradients on the way back have the same options, which TensorFlow drops.
 
     Args:
-        parts: tensors whose static shapes all replicas know, as they are those of a layer's weights.
+        replica: the caller's `tf.distribute.ReplicaContext`.
+        parts: tensors whose static shapes are the same on all replicas, as their layers are.
     """
 
     @tf.custom_gradient
     def sums(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-        replica = tf.distribute.get_replica_context()
         totals = replica.all_reduce(tf.distribute.ReduceOp.SUM, list(given), private.StaticOptions())
-        return totals, lambda *gradients: _summed(gradients)
+        return totals, lambda *gradients: _summed(replica, gradients)
 
     return received(sums(*sent(list(parts))))
