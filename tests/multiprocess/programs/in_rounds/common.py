@@ -95,6 +95,13 @@ class Stops(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+class StopsBefore(keras.callbacks.Callback):
+    """Stops training before the first step, after which an epoch then ends."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.stop_training = True
+
+
 def callbacks_set_rates_and_weights(linear, strategy):
     """Callbacks act as on one process, if all processes average after each step.
 

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checking import run_checks
-from common import Stops, batched, callbacks_set_rates_and_weights, dealt, in_sweeps, sums_are_those_of_the_whole_batch
+from common import (
+    Stops,
+    StopsBefore,
+    batched,
+    callbacks_set_rates_and_weights,
+    dealt,
+    in_sweeps,
+    sums_are_those_of_the_whole_batch,
+)
 from comparing import assert_alike, assert_close
 from interrupting import Interrupts
 from local_sgd_reference import Momentum, Training
@@ -223,6 +231,11 @@ def stopped():
         assert_alike(model)
         fit(model, epochs=1)  # nobody wishes anything any more
         assert stops.seen == (steps if size > 1 else 7)
+        assert_alike(model)
+        before = int(model.optimizer.iterations)
+        history = model.fit(endless, epochs=3, verbose=0, callbacks=[StopsBefore()] if rank == size - 1 else []).history
+        assert len(history["loss"]) == 1
+        assert int(model.optimizer.iterations) == before + 1, arguments
         assert_alike(model)
 
 
