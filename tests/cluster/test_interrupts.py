@@ -1,11 +1,12 @@
 """SIGINT is never lost, and comes out as KeyboardInterrupt."""
 
 import signal
+import sys
 
 import pytest
 
 from tests.multiprocess import harness
-from tfdist.cluster.interrupts import InterruptWatch
+from tfdist.cluster.interrupts import InterruptWatch, excepthook, interrupt
 
 
 @pytest.fixture
@@ -68,6 +69,44 @@ def test_handler_of_the_user_is_left_alone(watch):
     assert heard
     assert not watch.interrupted()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_of_a_script(told, is_all):
+    """Runs an excepthook; SIGINT comes where it begins, and where it has told the error."""
+
+    def last_words(error, traceback):
+        told.append("the job")
+        signal.raise_signal(signal.SIGINT)
+        return is_all
+
+    def original(*arguments):
+        told.append("the user")
+        signal.raise_signal(signal.SIGINT)
+
+    def interrupt_calls(frame, event, argument):
+        if frame.f_code in (hook.__code__, last_words.__code__):
+            interrupt(signal.SIGINT, frame)
+
+    hook = excepthook(last_words, original)
+    before = sys.gettrace()
+    sys.settrace(interrupt_calls)
+    try:
+        hook(ValueError, ValueError(), None)
+    finally:
+        sys.settrace(before)
+
+
+def test_interrupt_at_the_end_of_a_script_is_ignored(watch):
+    told = []
+    end_of_a_script(told, is_all=True)
+    assert told == ["the job"]
+
+
+def test_excepthook_of_the_user_can_be_interrupted(watch):
+    told = []
+    with pytest.raises(KeyboardInterrupt):
+        end_of_a_script(told, is_all=False)
+    assert told == ["the job", "the user"]
 
 
 @pytest.mark.multiprocess

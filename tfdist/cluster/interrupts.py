@@ -1,4 +1,4 @@
-"""Handles Ctrl-C: notices it while the main thread is in C++, and raises it where it cannot be lost."""
+"""Handles Ctrl-C: notices it while the main thread is in C++, and raises it where it can end something."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import signal
 import socket
 import sys
 import threading
-from types import FrameType
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType, TracebackType
 from typing import Any
+
+_hooks: set[CodeType] = set()
+_last_words: set[CodeType] = set()
 
 
 class InterruptWatch:
@@ -59,14 +63,36 @@ class InterruptWatch:
             self._write.close()
 
 
+def excepthook(
+    last_words: Callable[[BaseException, TracebackType | None], bool], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Returns an excepthook that SIGINT does not interrupt before it has told an error: the script has ended already.
+
+    Args:
+        last_words: a Python function that takes the error and its traceback, tells whom it concerns, and returns
+            whether that is all.
+        original: the excepthook that is called otherwise. It can be interrupted, because it may be a debugger.
+    """
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if not last_words(error, traceback):
+            original(kind, error, traceback)
+
+    _hooks.add(hook.__code__)
+    _last_words.add(last_words.__code__)
+    return hook
+
+
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raises KeyboardInterrupt on SIGINT like Python's handler, except in two places where it would be lost.
+    """Raises KeyboardInterrupt on SIGINT like Python's handler, except in three places.
 
     An interrupt makes the running step fail, so this handler often runs in the constructor of the error that
     TensorFlow raises for that step. Before Python 3.12, pybind11 turns an exception in a constructor into a
     RuntimeError. An exception in a destructor is printed and dropped. In both cases the interrupt is postponed to the
-    next call or return outside.
+    next call or return outside. At the end of a process (see `excepthook`) there is nothing left to interrupt.
     """
+    if frame is not None and _is_at_the_end(frame):
+        return
     if frame is not None and _would_be_lost(frame) and sys.getprofile() is None:
         sys.setprofile(_raise_outside)
     else:
@@ -76,14 +102,24 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 def _raise_outside(frame: FrameType, event: str, argument: Any) -> None:
     if not _would_be_lost(frame):
         sys.setprofile(None)
-        raise KeyboardInterrupt
+        if not _is_at_the_end(frame):
+            raise KeyboardInterrupt
+
+
+def _is_at_the_end(frame: FrameType) -> bool:
+    return frame.f_code in _hooks or any(call.f_code in _last_words for call in _calls(frame))
 
 
 def _would_be_lost(frame: FrameType) -> bool:
-    at: FrameType | None = frame
-    while at is not None:
-        name = at.f_code.co_name
-        if name == "__del__" or (name == "__init__" and isinstance(at.f_locals.get("self"), BaseException)):
+    for call in _calls(frame):
+        name = call.f_code.co_name
+        if name == "__del__" or (name == "__init__" and isinstance(call.f_locals.get("self"), BaseException)):
             return True
-        at = at.f_back
     return False
+
+
+def _calls(frame: FrameType) -> Iterator[FrameType]:
+    call: FrameType | None = frame
+    while call is not None:
+        yield call
+        call = call.f_back

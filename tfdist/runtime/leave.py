@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from tfdist import notices
-from tfdist.cluster import launcher
+from tfdist.cluster import interrupts, launcher
 from tfdist.cluster.control import Control
 from tfdist.comm import mpi_library
 from tfdist.engine import timeline
@@ -61,7 +61,7 @@ def _reporting_excepthook(membership: Membership, original: Callable[..., Any]) 
     """Returns an excepthook that reports an error at once, because the process may wait for the user's threads."""
     control, cluster = membership.control, membership.cluster
 
-    def hook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+    def report(error: BaseException, traceback: TracebackType | None) -> bool:
         if control.failure is not None or isinstance(error, PeerLostError):
             launcher.report_to_launcher(launcher.VICTIM)
         elif not isinstance(error, TfdistError):  # a `TfdistError` has been reported already
@@ -70,14 +70,14 @@ def _reporting_excepthook(membership: Membership, original: Callable[..., Any]) 
             launcher.report_to_launcher(launcher.CAUSE)
         is_interrupt = isinstance(error, KeyboardInterrupt)
         if cluster is None or not launcher.is_tfdist_run() or not (is_interrupt or _is_of_an_interrupt(error)):
-            original(kind, error, traceback)
-            return
+            return False
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks, but perhaps this one only now
         name = cluster.task if cluster.rank is None else f"rank {cluster.rank}"
         how = f"was interrupted{_where(traceback)}" if is_interrupt else f"ended{_where(traceback)}, because {error}"
         notices.say(f"tfdist: {name} {how.rstrip(': ')}.")
+        return True
 
-    return hook
+    return interrupts.excepthook(report, original)
 
 
 def _is_of_an_interrupt(error: BaseException) -> bool:
