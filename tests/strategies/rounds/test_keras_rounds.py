@@ -20,7 +20,7 @@ class Own(keras.Sequential):
     def train_step(self, data):
         logs = super().train_step(data)
         context = tf.distribute.get_replica_context()
-        rank = tf.cast(0 if context is None else context.replica_id_in_sync_group, tf.float32)
+        rank = tf.cast(0 if context is None else context.replica_id_in_sync_group, tf.float32) + 1
         return {"rank": rank, **logs, "text": tf.constant("a"), "deeper": {"inner": rank}}
 
 
@@ -58,18 +58,45 @@ def test_validation_has_settled_weights_and_all_samples(ranks):
     np.testing.assert_array_equal(weights[0], other_weights[0])
 
 
-def test_custom_step_logs_are_averaged(ranks):
+@pytest.mark.parametrize(("size", "rows", "rank"), [(2, 12, 1.5), (2, 11, 1 + 1 / 3), (2, 9, 1.0), (1, 9, 1.0)])
+def test_custom_step_logs_are_averaged(ranks, size, rows, rank):
+    """Over the samples of the last step, in which a process may have none."""
+
     def work(strategy):
         with strategy.scope():
             model = built(Own)
-        return model.fit(batches(), shuffle=False, verbose=0).history
+        return model.fit(batches().unbatch().take(rows).batch(4), shuffle=False, verbose=0).history
 
-    logs, other_logs = on_ranks(ranks, work)
-    assert logs["rank"] == other_logs["rank"] == [0.5]
-    assert logs["inner"] == other_logs["inner"] == [0.5], "Keras flattens them"
+    logs, *_, other_logs = 2 * on_ranks(ranks, work, size)
+    np.testing.assert_allclose([logs["rank"], other_logs["rank"]], rank)
+    np.testing.assert_allclose([logs["inner"], other_logs["inner"]], rank, err_msg="Keras flattens them")
     assert sorted(logs) == ["inner", "loss", "mae", "rank", "text"]
     assert logs["loss"] == other_logs["loss"]
     assert logs["mae"] == other_logs["mae"]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_steps_are_weighed_by_own_samples(ranks, is_known):
+    """The last batch has two rows for two processes, or one row for one of them; its mean is over that alone."""
+    rows = 4 + 4 + 1
+
+    def work(strategy):
+        with strategy.scope():
+            model = built()
+        data = tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).batch(4)
+        model.fit(data if is_known else data.filter(lambda x, y: True), verbose=0, shuffle=False)
+        return model.get_weights()[0]
+
+    weights = []
+    for rank in range(2):
+        parts = [slice(2 * rank, 2 * rank + 2), slice(4 + 2 * rank, 4 + 2 * rank + 2), *[slice(8, 9)] * (rank == 0)]
+        alone = built()
+        for part in parts:
+            alone.train_on_batch(X[part], Y[part])
+        weights.append((sum(len(X[part]) for part in parts), alone.get_weights()[0]))
+    for result in on_ranks(ranks, work, interval=Every(100)):
+        expected = sum(samples * value for samples, value in weights) / rows
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 def test_process_without_batches_does_not_block_others(ranks):
@@ -87,7 +114,7 @@ def test_process_without_batches_does_not_block_others(ranks):
     (logs, weights), (other_logs, other_weights) = on_ranks(ranks, work)
     assert logs["loss"] == other_logs["loss"]
     assert logs["mae"] == other_logs["mae"]
-    assert logs["rank"] == [0]
+    assert logs["rank"] == [1]
     assert "rank" not in other_logs
     np.testing.assert_array_equal(weights[0], other_weights[0])
 

@@ -127,7 +127,9 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
         sharing = current_strategy.sharing()
         if sharing is not None:
             weight = sharing.shares.weight()
-            if self._can_be_weighed_on_the_way(update, gradients):
+            if not extended.synchronizes_steps and len(extended.worker_devices) == 1:
+                gradients = _of_samples(gradients, sharing.shares.is_empty())  # nothing is summed: the weight is 0 or 1
+            elif self._can_be_weighed_on_the_way(update, gradients):
                 update.weight = weight
             else:
                 gradients = [weighed(gradient, weight) for gradient in gradients]
@@ -206,6 +208,13 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
             infinite = tf.where(sharing.shares.is_empty(), 0, infinite)
         replica = tf.distribute.get_replica_context()
         return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite, private.OwnOptions()), 0)
+
+
+def _of_samples(gradients: list[Any], is_empty: tf.Tensor) -> list[Any]:
+    """Returns gradients; zeros if the replica has no samples. Otherwise there is no pass over them."""
+    zero = tf.constant(0.0, tf.float64)
+    without: list[Any] = tf.cond(is_empty, lambda: [weighed(one, zero) for one in gradients], lambda: list(gradients))
+    return without
 
 
 def _is_dense_number(gradient: Any) -> bool:

@@ -124,11 +124,14 @@ class RoundModelHooks(keras_hooks.ModelHooks[TrainsInRounds]):
 
 
 def _averaged(logs: dict[str, Any], extended: TrainsInRounds) -> dict[str, Any]:
-    """Returns the logs of a user's own steps, with floating-point numbers averaged over processes."""
+    """Returns the logs of a user's own steps, with floating-point numbers averaged over samples of all processes."""
     values = tree.flatten(logs)
     tensors = [tf.convert_to_tensor(value) for value in values]
     floating = [place for place, tensor in enumerate(tensors) if tensor.dtype.is_floating]
-    means = extended.bridge.all_reduce([tf.cast(tensors[place], tf.float64) for place in floating], mean=True)
-    for place, mean in zip(floating, means, strict=True):
-        values[place] = mean
+    is_shared = extended.has_several_replicas
+    samples = tf.cast(extended.shares.total() if is_shared else 1, tf.float64)
+    terms = [tf.cast(tensors[place], tf.float64) * samples for place in floating]
+    *sums, everyone = extended.bridge.all_reduce([*terms, samples])
+    for place, total in zip(floating, sums, strict=True):
+        values[place] = tf.math.divide_no_nan(total, everyone)
     return tree.pack_sequence_as(logs, values)
