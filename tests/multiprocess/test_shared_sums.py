@@ -19,6 +19,7 @@ CHECKS = [
     "several",
     "buckets",
     "within_steps",
+    "counts",
     "moments",
     "traffic",
     "recorded",

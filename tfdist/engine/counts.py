@@ -1,4 +1,4 @@
-"""Counts over processes in a step, which include a number that only the host knows, in one host call."""
+"""Counts over processes in a step, which include a number that only the host knows, in one sum."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import tensorflow as tf
 from tfdist.engine import operations
 from tfdist.engine.call_sites import call_site
 from tfdist.engine.group import ProcessGroup
-from tfdist.engine.host_calls import host_call
+from tfdist.engine.host_calls import HOST, host_call
 from tfdist.engine.operations import Operation
+from tfdist.engine.shared_sums import SharedSums
 from tfdist.tensors import to_array, to_tensor
 
 
@@ -24,24 +25,38 @@ class CountReducer:
         contents: description of the counted things, for messages.
         own: function that returns this process's number that only the host knows; called when a collective begins.
         learn: callback, called on the host with the sum of all processes' numbers of ``own``. It may raise
-            `StopIteration`, from which the caller gets `tf.errors.OutOfRangeError`.
+            `StopIteration`, from which the caller gets `tf.errors.OutOfRangeError`. Where `sum` is made in shared
+            memory, it is called only if that sum is not 0.
+        kept: float64 variable that has the number of ``own`` while a graph runs, so that `sum` can be made in memory
+            that the processes share; None if there is none.
     """
 
     def __init__(
-        self, group: ProcessGroup, contents: str, own: Callable[[], int], learn: Callable[[int], None]
+        self,
+        group: ProcessGroup,
+        contents: str,
+        own: Callable[[], int],
+        learn: Callable[[int], None],
+        kept: tf.Variable | None = None,
     ) -> None:
         self._group = group
         self._contents = contents
         self._own = own
         self._learn = learn
+        self._shared = SharedSums(group)
 
     @tf.autograph.experimental.do_not_convert
-    def sum(self, numbers: tf.Tensor) -> tf.Tensor:
+    def sum(self, numbers: tf.Tensor, kept: tf.Variable | None = None) -> tf.Tensor:
         """Sums numbers over all processes; in the graph under construction, or eagerly.
 
         Args:
-            numbers: this process's numbers, one-dimensional int64.
+            numbers: this process's numbers, one-dimensional int64, less than 2^53 in sum.
+            kept: float64 variable that has the number of ``own`` while a graph runs, with which the sum can be made in
+                memory that the processes share; not where one could have joined. None has the engine sum.
         """
+        if kept is not None and self._shared.is_usable:
+            with tf.device(HOST):
+                return self._sum_in_memory(numbers, kept)
         return self._call("count", self._sum, numbers, numbers.shape)
 
     @tf.autograph.experimental.do_not_convert
@@ -61,6 +76,22 @@ class CountReducer:
         )
         result.set_shape(shape)
         return result
+
+    def _sum_in_memory(self, numbers: tf.Tensor, kept: tf.Variable) -> tf.Tensor:
+        terms = tf.concat([tf.cast(numbers, kept.dtype), [kept.read_value()]], 0)
+        (totals,) = self._shared.all_reduce([terms], [self._contents], None)
+
+        def learn(total: tf.Tensor) -> tf.Tensor:
+            self._learn(int(total))
+            return total
+
+        known = tf.cond(
+            totals[-1] > 0,
+            lambda: host_call(learn, [totals[-1]], totals.dtype, "tfdist_learn"),
+            lambda: totals[-1],
+        )
+        with tf.control_dependencies([known]):
+            return tf.cast(totals[:-1], numbers.dtype)
 
     def _sum(self, key: str, numbers: np.ndarray, blocking: bool = False) -> np.ndarray:
         total = np.append(numbers, self._own())

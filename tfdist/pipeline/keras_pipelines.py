@@ -152,7 +152,7 @@ class OnAllStages(keras_hooks.StrategyOptimizerHooks[HasStages]):
 
 def _counted(function: Callable[[Any], Any], extended: HasStages) -> Callable[[Any], Any]:
     def counted(iterator: Any) -> Any:
-        with extended.stopping.counted():
+        with extended.stopping.step(trains=True):
             return function(iterator)
 
     return counted

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import tensorflow as tf
+
 from tfdist.local_sgd.course import StopRequests
 
 
@@ -24,16 +26,21 @@ class Stopping:
             made one there, and steps do not count them.
         ended_by_request: whether the last step of a `fit` was not taken because of a request, until `fit` has ended its
             epoch.
+        is_in_step: whether a step of Keras's `fit` or `evaluate` is under way.
+        kept: 1 in a step of `fit` of a process that requests its end, else 0; a float64 variable, for graphs.
     """
 
     def __init__(self) -> None:
         self.is_requested = self.is_agreed = self.is_passed_on = self.ended_by_request = False
         self.compares_begins = False
-        self._counts = False
+        self.is_in_step = self._counts = False
+        with tf.init_scope(), tf.device("/cpu:0"):
+            self.kept = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="tfdist_request")
 
     def begin(self) -> None:
         """Begins a `fit`, or another epoch of it, without requests."""
         self.is_requested = self.is_agreed = False
+        self.kept.assign(0)
 
     def check(self) -> None:
         """Ends the steps before the next one, if an exchange has brought a request.
@@ -46,13 +53,26 @@ class Stopping:
             raise StopIteration
 
     @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        """Context of a step of `fit`; the request does not end other loops over data, such as `evaluate`."""
-        self.ended_by_request, self.is_passed_on, self._counts = False, False, True
+    def step(self, trains: bool) -> Iterator[None]:
+        """Context of a step of Keras.
+
+        Args:
+            trains: whether it is a step of `fit`. The request does not end other loops over data, such as `evaluate`.
+        """
+        before, self.is_in_step = self.is_in_step, True
+        if trains:
+            self.ended_by_request, self.is_passed_on, self._counts = False, False, True
+        is_counted = trains and self.is_requested
         try:
+            if is_counted:
+                self.kept.assign(1)
             yield
         finally:
-            self._counts = False
+            self.is_in_step = before
+            if trains:
+                self._counts = False
+            if is_counted:
+                self.kept.assign(0)
 
     def own(self) -> int:
         """Returns this process's term of the count of requests in a step: 0 or 1."""

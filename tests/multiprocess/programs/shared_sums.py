@@ -161,7 +161,7 @@ def buckets():
 
 
 def within_steps():
-    """All that a step sums is summed in memory: moments both ways, the divisor of a loss, metrics, and gradients."""
+    """All that a step sums is summed in memory: counts of batches, moments both ways, a divisor, metrics, gradients."""
     rows = np.random.default_rng(0).normal(size=(24 * size, 5)).astype(np.float32)
     with strategy.scope():
         inputs = keras.Input((5,))
@@ -169,16 +169,55 @@ def within_steps():
         model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Masking()(normal[:, None])))
         model.compile("sgd", "mse", metrics=["mae"])
 
-    def calls_in(steps):
+    def calls_in(steps, **read):
         data = tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(4 * size).take(steps)
-        reads = keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: None)
+        reads = keras.callbacks.LambdaCallback(**read)
         before = group.engine.statistics.begun, group.engine.beside.totals().collectives
         model.fit(data, callbacks=[reads], shuffle=False, verbose=0)
         after = group.engine.statistics.begun, group.engine.beside.totals().collectives
         return np.subtract(after, before)
 
-    calls_in(6)
-    np.testing.assert_array_equal(calls_in(6) - calls_in(2), [0, 4 * 5])
+    reads_tests, reads_steps = (
+        {name: lambda *given, **more: None} for name in ("on_test_batch_end", "on_train_batch_end")
+    )
+    for read, sums in (reads_tests, 5), (reads_steps, 6):
+        calls_in(6, **read)
+        np.testing.assert_array_equal(calls_in(6, **read) - calls_in(2, **read), [0, 4 * sums])
+
+
+def counts():
+    """Ranks that do not know the number of batches take the same steps, until none has a batch or one asks to end."""
+    rows = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+
+    def batches(number):
+        signature = tf.TensorSpec([None, 5]), tf.TensorSpec([None, 1])
+        pairs = [(rows[:size], rows[:size, :1])] * number
+        return tf.data.Dataset.from_generator(lambda: pairs, output_signature=signature)
+
+    def asks(batch, logs):
+        model.stop_training = rank == size - 1 and batch >= 3
+
+    asking = keras.callbacks.LambdaCallback(on_train_batch_end=asks)
+    # As in plain Keras, the step that finds no data counts, but not among several in a call, where two find none.
+    for at_once, iterations, none, ends in (1, 8, 1, 4), (3, 7, 2, 6):
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((5,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+            model.compile("adam", "mse", steps_per_execution=at_once)
+        taken = []
+        for data, callbacks in (
+            (batches(7), []),
+            (strategy.distribute_datasets_from_function(lambda context: batches(7 - context.input_pipeline_id)), []),
+            (batches(20), [asking]),
+            (batches(7), []),
+        ):
+            before = int(model.optimizer.iterations), group.engine.beside.totals().collectives
+            for _ in range(3):
+                model.fit(data, callbacks=callbacks, verbose=0)
+            after = int(model.optimizer.iterations), group.engine.beside.totals().collectives
+            taken.append(np.subtract(after, before).tolist())
+        of_data = [3 * iterations, 3 * (2 * 7 + none)]
+        with_logs = [3 * iterations, 3 * (3 * 7 + none)]
+        assert taken == [of_data, with_logs, [3 * ends, 3 * (3 * ends + 1)], of_data], taken
 
 
 def moments():

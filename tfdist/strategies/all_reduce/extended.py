@@ -249,7 +249,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
                 "experimental_distribute_dataset: InputReplicationMode.PER_REPLICA is not supported, as one dataset is "
                 "cut into shares for all replicas; call distribute_datasets_from_function to make one for each replica."
             )
-        if self._reads_for_keras and not self.calls_host_in_steps:
+        if self._reads_for_keras and not self.has_several_replicas:
             # Like Keras without a strategy: iterators over devices cost more than a small step.
             return private.not_tuned(dataset)
         if self.group.size > 1:
@@ -313,7 +313,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
         """
         counts = tf.stack([filled, samples])
         if self.synchronizes_steps and self.group.size > 1 and not self.is_local_only:
-            counts = self._counts.sum(counts)
+            counts = self._counts.sum(counts, self.stopping.kept if self.stopping.is_in_step else None)
         replicas, total = tf.unstack(counts)
         with tf.control_dependencies([self.shares.set_total(total)]):
             return tf.identity(replicas)

@@ -280,7 +280,7 @@ def _on_shares(function: Callable[..., Any], step: Step, extended: DataParallel,
             iterator = _of_own_data(iterator, extended)
         if trains:
             extended.stopping.check()
-        with _readable_errors(), extended.stopping.counted() if trains else contextlib.nullcontext():
+        with _readable_errors(), extended.stopping.step(trains):
             try:
                 logs = function(iterator)
             except tf.errors.OutOfRangeError:
