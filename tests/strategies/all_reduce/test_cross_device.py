@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tests.strategies.ranked import in_step, on_ranks
 from tfdist.private import tensorflow as private
+from tfdist.strategies.all_reduce import extended
 
 OPS = pytest.mark.parametrize("op", ["SUM", "MEAN"])
 
@@ -44,8 +45,10 @@ def test_sparse_values_keep_every_occurrence(ranks, op):
 
 @OPS
 @pytest.mark.parametrize("size", [1, 2])
-def test_values_of_several_devices_of_each_process(ranks, op, size):
-    """Dense of two kinds of number, and sparse."""
+@pytest.mark.parametrize("by_collectives", [False, True])
+def test_values_of_several_devices_of_each_process(ranks, op, size, by_collectives, monkeypatch):
+    """Dense of two kinds of number, and sparse; also by the collectives that TensorFlow uses among GPUs."""
+    monkeypatch.setattr(extended, "_on_cpu", lambda devices: not by_collectives)
 
     def work(strategy):
         def replica():
@@ -54,7 +57,8 @@ def test_values_of_several_devices_of_each_process(ranks, op, size):
             slices = tf.IndexedSlices(tf.fill([1, 2], number), tf.constant([3]), tf.constant([9, 2]))
             return context.all_reduce(op, [tf.fill([3], number), tf.cast(number, tf.int32), slices])
 
-        dense, whole, sparse = strategy.experimental_local_results(strategy.run(replica))[0]
+        run = tf.function(lambda: strategy.experimental_local_results(strategy.run(replica)))
+        dense, whole, sparse = run()[0]
         return dense, whole, tf.math.unsorted_segment_sum(sparse.values, sparse.indices, 9)[3]
 
     numbers = 2.0 * np.arange(1, 2 * size + 1)
@@ -63,6 +67,42 @@ def test_values_of_several_devices_of_each_process(ranks, op, size):
         np.testing.assert_allclose(dense, [expected] * 3)
         np.testing.assert_allclose(whole, expected)
         np.testing.assert_allclose(sparse, [expected] * 2)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_values_are_packed_for_the_collectives_of_a_process(ranks, size, monkeypatch):
+    """One for each device and dtype, and not for each value."""
+    monkeypatch.setattr(extended, "_on_cpu", lambda devices: False)
+
+    def work(strategy):
+        def replica():
+            values = [
+                tf.fill([number], tf.constant(1, dtype)) for number in (1, 2, 3) for dtype in (tf.float32, tf.float64)
+            ]
+            return tf.distribute.get_replica_context().all_reduce("SUM", values)
+
+        run = tf.function(lambda: strategy.experimental_local_results(strategy.run(replica)))
+        kinds = [node.op for node in run.get_concrete_function().graph.as_graph_def().node]
+        return kinds.count("CollectiveReduceV2"), [value.numpy().tolist() for value in run()[1]]
+
+    for collectives, values in on_ranks(ranks(size), work, devices=("CPU:0", "CPU:1")):
+        assert collectives == 2 * 2
+        assert values == [[2.0 * size] * number for number in (1, 1, 2, 2, 3, 3)]
+
+
+@OPS
+def test_values_of_one_and_of_several_devices_together(ranks, op):
+    def work(strategy):
+        extended = strategy.extended
+        both = strategy.experimental_distribute_values_from_function(lambda context: tf.constant([4.0, 8.0]))
+        with strategy.scope():
+            one, several = extended.batch_reduce_to(op, [(tf.constant(2.0), "CPU:0"), (both, both)])
+            assert not extended.batch_reduce_to(op, []), "none at all"
+        return one.numpy(), strategy.experimental_local_results(several)[0].numpy()
+
+    for one, several in on_ranks(ranks(2), work, devices=("CPU:0", "CPU:1")):
+        assert one == (4.0 if op == "SUM" else 2.0)
+        np.testing.assert_array_equal(several, [16.0, 32.0] if op == "SUM" else [4.0, 8.0])
 
 
 @pytest.mark.parametrize("options", [None, private.WeighedOptions()], ids=["a user's", "of gradients"])

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compression.compressor import Compressed, Compressor
+from tfdist.engine import buckets
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import ProcessGroup
 from tfdist.engine.slices import with_distinct_rows
@@ -16,6 +17,8 @@ from tfdist.engine.tensorflow_sums import TensorFlowSums
 from tfdist.private import tensorflow as private
 from tfdist.strategies.data.shares import Shares
 from tfdist.strategies.keras import sparse_gradients
+
+_PACKING = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=buckets.BUCKET_BYTES)
 
 
 class ProcessCrossDeviceOps(private.CrossDeviceOps):
@@ -65,7 +68,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         if self._shares.step_is_shared and not is_weighed:
             value_destination_pairs = [(self._of_samples(value), where) for value, where in value_destination_pairs]
         if self._processes == 1 and not is_weighed:
-            reduced = self.local.batch_reduce(reduce_op, value_destination_pairs)
+            reduced = self._among_devices(reduce_op, value_destination_pairs)
             return [
                 _equal_on_devices(total, where)
                 for total, (_, where) in zip(reduced, value_destination_pairs, strict=True)
@@ -73,10 +76,13 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
         is_mean = reduce_op == tf.distribute.ReduceOp.MEAN
         names = [_name(value.values[0], destination) for value, destination in value_destination_pairs]
         common = [self._common_indices(value) for value, _ in value_destination_pairs]
-        values = [
-            self._locally(value if indices is None else _rows(value), is_mean)
-            for (value, _), indices in zip(value_destination_pairs, common, strict=True)
-        ]
+        values = self._locally(
+            [
+                value if indices is None else _rows(value)
+                for (value, _), indices in zip(value_destination_pairs, common, strict=True)
+            ],
+            is_mean,
+        )
         totals = self._over_processes(values, names, options, is_mean)
         for place, indices in enumerate(common):
             if indices is not None:
@@ -101,19 +107,38 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
             return None
         return None if any(sparse_gradients.are_of_samples(part) for part in parts) else parts[0].indices
 
-    def _locally(self, value: Any, is_mean: bool) -> Any:
-        """Returns the sum or mean over this process's devices, on the first of them."""
-        if isinstance(value.values[0], tf.IndexedSlices):
+    def _locally(self, values: Sequence[Any], is_mean: bool) -> list[Any]:
+        """Returns the sums or means over this process's devices, on the first of them."""
+        results: dict[int, Any] = {}
+        shared: dict[int, Any] = {}
+        for place, value in enumerate(values):
             parts = value.values
-            slices = private.concat_slices(parts, tf.add_n) if len(parts) > 1 else parts[0]
-            return divided(slices, len(parts)) if is_mean else slices
-        if is_mean and value.values[0].dtype.is_integer:  # a mean of integers is floating point, as in TensorFlow
-            value = private.PerReplica([tf.cast(part, tf.float64) for part in value.values])
-        if len(value.values) == 1:
-            return value.values[0]
-        reduced = self.local.reduce(tf.distribute.ReduceOp.SUM, value, destinations=value)
-        reduced = reduced.values[0] if isinstance(reduced, private.DistributedValues) else reduced
-        return reduced / tf.cast(len(value.values), reduced.dtype) if is_mean else reduced
+            if isinstance(parts[0], tf.IndexedSlices):
+                slices = private.concat_slices(parts, tf.add_n) if len(parts) > 1 else parts[0]
+                results[place] = divided(slices, len(parts)) if is_mean else slices
+                continue
+            if is_mean and parts[0].dtype.is_integer:  # a mean of integers is floating point, as in TensorFlow
+                parts = tuple(tf.cast(part, tf.float64) for part in parts)
+            if len(parts) == 1:
+                results[place] = parts[0]
+            else:
+                shared[place] = private.PerReplica(parts)
+        totals = self._among_devices(tf.distribute.ReduceOp.SUM, [(value, value) for value in shared.values()])
+        for (place, value), total in zip(shared.items(), totals, strict=True):
+            first = total.values[0] if isinstance(total, private.DistributedValues) else total
+            results[place] = first / tf.cast(len(value.values), first.dtype) if is_mean else first
+        return [results[place] for place in range(len(values))]
+
+    def _among_devices(self, reduce_op: Any, pairs: Sequence[Any]) -> list[Any]:
+        """Reduces values over this process's devices. TensorFlow packs those of a dtype, where NCCL reduces them."""
+        places: dict[tf.DType, list[int]] = {}
+        for place, (value, _) in enumerate(pairs):
+            places.setdefault(value.values[0].dtype, []).append(place)
+        results: dict[int, Any] = {}
+        for members in places.values():
+            totals = self.local.batch_reduce(reduce_op, [pairs[place] for place in members], _PACKING)
+            results.update(zip(members, totals, strict=True))
+        return [results[place] for place in range(len(pairs))]
 
     def _over_processes(self, values: Sequence[Any], names: Sequence[str], options: Any, is_mean: bool) -> list[Any]:
         """Returns the sum or mean over processes of each process's sum or mean."""
