@@ -13,17 +13,40 @@ from tfdist.cli.findings import Severity
 CUDA = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
 
 
-def driver(monkeypatch, stdout, stderr=""):
+def driver(monkeypatch, stdout, stderr="", peers=""):
+    def run(command, **options):
+        return subprocess.CompletedProcess(command, 0, peers if "topo" in command else stdout, stderr)
+
     monkeypatch.setattr(gpu_checks.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    ended = subprocess.CompletedProcess([], 0, stdout, stderr)
-    monkeypatch.setattr(gpu_checks.subprocess, "run", lambda *arguments, **options: ended)
+    monkeypatch.setattr(gpu_checks.subprocess, "run", run)
+
+
+ALL_REACH = (
+    " \t\x1b[4mGPU0\tGPU1\t\x1b[0m\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n"
+)
 
 
 def test_the_driver_lists_gpus(monkeypatch):
-    driver(monkeypatch, "0, A card, 81559 MiB, 580.1\n1, Another, 40960 MiB, 580.1\n")
+    driver(monkeypatch, "0, A card, 81559 MiB, 580.1\n1, Another, 40960 MiB, 580.1\n", peers=ALL_REACH)
     findings = list(gpu_checks.listed())
-    assert [finding.subject for finding in findings] == ["GPU 0", "GPU 1"]
+    assert [finding.subject for finding in findings] == ["GPU 0", "GPU 1", "peer access"]
     assert findings[1].text == "Another, 40960 MiB, driver 580.1"
+    assert findings[2].level is Severity.OK
+
+
+@pytest.mark.parametrize(
+    ("peers", "text"),
+    [
+        (ALL_REACH.replace("GPU1\tOK", "GPU1\tCNS"), "not 1 of 0 (CNS). Copies between them pass through the host"),
+        ("topo is not supported here\n", "the driver does not say"),
+        (ALL_REACH.replace("GPU1\tOK", "GPU1\t?"), "the driver does not say"),
+    ],
+)
+def test_gpus_that_do_not_reach_each_other_are_named(monkeypatch, peers, text):
+    driver(monkeypatch, "0, A card, 8 MiB, 580.1\n1, Another, 8 MiB, 580.1\n", peers=peers)
+    *_, finding = gpu_checks.listed()
+    assert (finding.level, finding.subject) == (Severity.NOTE, "peer access")
+    assert text in finding.text
 
 
 def test_driver_without_gpus_gives_a_note(monkeypatch):
@@ -93,3 +116,30 @@ def test_error_on_the_gpu_is_a_problem(monkeypatch):
     monkeypatch.setattr(gpu_checks, "copied", full)
     *_, finding = gpu_checks.try_all()
     assert (finding.level, finding.text) == (Severity.PROBLEM, "cannot compute: out of memory")
+
+
+@pytest.fixture
+def two_gpus(gpu, monkeypatch):
+    """Two GPUs in whose place CPUs compute."""
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind=None: [types.SimpleNamespace(device_type="GPU")] * 2
+    )
+    summed = gpu_checks.summed
+    monkeypatch.setattr(gpu_checks, "summed", lambda devices: summed(["CPU:0", "CPU:1"]))
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_of_a_process_sum_together():
+    *_, finding = gpu_checks.try_all()
+    assert (finding.level, finding.subject) == (Severity.OK, "2 GPUs")
+    assert "sums are right" in finding.text
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_that_cannot_sum_together_are_a_problem(monkeypatch):
+    def failing(devices):
+        raise tf.errors.InternalError(None, None, "NCCL: unhandled system error\nand more")
+
+    monkeypatch.setattr(gpu_checks, "summed", failing)
+    *_, finding = gpu_checks.try_all()
+    assert (finding.level, finding.text) == (Severity.PROBLEM, "cannot sum together: NCCL: unhandled system error")
