@@ -94,6 +94,28 @@ def test_posted_collective_progresses_without_waiting(engines):
     assert on_both(made, work) == [2.0, 2.0]
 
 
+def test_a_wait_leaves_what_is_under_way_to_the_progress_thread(engines):
+    """A caller that wanted to wait at once may wait for something else."""
+    made, _ = engines
+    has_waited, arrived = threading.Event(), threading.Event()
+
+    def work(rank, engine):
+        buffer = np.full(1000, 1.0)
+        if rank == 0:
+            pending = engine.post("left", ring.all_reduce(buffer), overlaps=False)
+        engine.run("waited for", ring.all_reduce(np.ones(3)))
+        if rank == 0:
+            has_waited.set()
+        else:
+            assert has_waited.wait(100)
+            pending = engine.post("left", ring.all_reduce(buffer))
+        while not pending.done:
+            assert not arrived.wait(0.001)
+        return buffer[0]
+
+    assert on_both(made, work) == [2.0, 2.0]
+
+
 def test_concurrent_calls_of_one_key_are_matched_in_order(engines):
     made, _ = engines
 
@@ -379,7 +401,9 @@ def test_different_groups_can_use_equal_keys(engines):
 @pytest.fixture
 def one_of_three():
     """The engine of rank 0; the others take no part."""
-    return Engine(LocalWorld(3).communicator(0), Agreeing(), Timeouts(), tags=1 << 20)
+    engine = Engine(LocalWorld(3).communicator(0), Agreeing(), Timeouts(), tags=1 << 20)
+    yield engine
+    engine.close()
 
 
 def posted(engine, *members):

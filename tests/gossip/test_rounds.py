@@ -4,6 +4,7 @@ import pytest
 from tfdist.compression import Schedule, TopK
 from tfdist.gossip.encodings import Differences, Plain
 from tfdist.gossip.lines import MessageChannels
+from tfdist.gossip.messages import GossipMessage, MessageKind
 from tfdist.gossip.rounds import SynchronousMixing
 from tfdist.gossip.topologies import ExponentialGraph, RandomPairs, Ring
 
@@ -43,6 +44,33 @@ def test_overlap_uses_weights_one_step_later(ranks):
         return [*seen, mixing.finish(weights)[0][0]]
 
     assert ranks(2)(work) == [[0.0, 10.5, 20.5, 30.5], [1.0, 10.5, 20.5, 30.5]]
+
+
+class Recorded:
+    """Message channels from two neighbours, of which rank 1 has ended; keeps whether each transfer overlaps."""
+
+    def __init__(self):
+        self.overlaps = []
+
+    def send(self, rank, message, overlaps):
+        self.overlaps.append(overlaps)
+
+    def expect(self, rank, overlaps):
+        self.overlaps.append(overlaps)
+
+    def await_next(self, rank, blocking):
+        return GossipMessage(MessageKind.WEIGHTS, parts=[np.ones(2)]) if rank == 2 else GossipMessage(MessageKind.ENDED)
+
+
+def test_message_that_no_wait_follows_is_sent_beside_the_next_step():
+    """On a directed graph a source may have ended when a target has not."""
+    lines = Recorded()
+    mixing = SynchronousMixing(lines, ExponentialGraph(), Plain(), 0, 3, overlaps=False)
+    mixing.begin([np.zeros(2)])
+    for expected in ([False, False], [False, False], [False], [True]):
+        lines.overlaps.clear()
+        mixing.mix([np.zeros(2)])
+        assert lines.overlaps == expected
 
 
 def test_neighbours_that_have_ended_are_left_out(ranks):

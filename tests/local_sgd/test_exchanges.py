@@ -24,7 +24,9 @@ def test_sums_are_weighted(ranks):
         if group.rank == 2:
             values[0][:] = np.nan
         kept = [array.copy() for array in values]
-        sums = exchanges.finish(exchanges.begin([0, 1, 2], values, (0.25, 0.75, 0.0)[group.rank]), blocking=True)
+        sums = exchanges.finish(
+            exchanges.begin([0, 1, 2], values, (0.25, 0.75, 0.0)[group.rank], overlaps=False), blocking=True
+        )
         for array, before in zip(values, kept, strict=True):
             np.testing.assert_array_equal(array, before)
         return sums
@@ -38,8 +40,8 @@ def test_sums_are_weighted(ranks):
 def test_two_exchanges_can_be_under_way_at_once(ranks):
     def work(group):
         exchanges = Exchanges(group, "one", ["a", "b"])
-        first = exchanges.begin([0], [np.ones(3)], 0.5)
-        second = exchanges.begin([1], [np.full(3, 2.0)], 0.5)
+        first = exchanges.begin([0], [np.ones(3)], 0.5, overlaps=True)
+        second = exchanges.begin([1], [np.full(3, 2.0)], 0.5, overlaps=True)
         return exchanges.finish(second, True)[0].tolist(), exchanges.finish(first, True)[0].tolist()
 
     assert ranks(2)(work) == [([2.0] * 3, [1.0] * 3)] * 2
@@ -53,7 +55,7 @@ def test_compression_residual_is_sent_later(ranks):
         values = np.random.default_rng(group.rank).normal(size=(40, 40))
         total = np.zeros([40, 40])
         for _ in range(60):
-            average, plain = exchanges.finish(exchanges.begin([0, 1], [values, np.ones(3)], 0.5), True)
+            average, plain = exchanges.finish(exchanges.begin([0, 1], [values, np.ones(3)], 0.5, overlaps=False), True)
             total += average
             np.testing.assert_array_equal(plain, 1)
         return average, total / 60, values
@@ -70,7 +72,7 @@ def test_single_process_exchanges_return_own_values():
     attendance = Attendance(3, 1, 0, 1)
     assert alone.attend(attendance, blocking=False) is attendance
     assert alone.furthest(4) == 4
-    sums = alone.finish(alone.begin([0, 1, 2], ARRAYS, 0.5), blocking=False)
+    sums = alone.finish(alone.begin([0, 1, 2], ARRAYS, 0.5, overlaps=False), blocking=False)
     for array, expected in zip(sums, ARRAYS, strict=True):
         np.testing.assert_array_equal(array, expected)
         assert array.shape == expected.shape
@@ -81,7 +83,7 @@ def test_different_variables_are_an_error(ranks):
 
     def work(group):
         exchanges = Exchanges(group, "one", ["a"])
-        exchanges.finish(exchanges.begin([0], [np.ones(3 + group.rank)], 0.5), True)
+        exchanges.finish(exchanges.begin([0], [np.ones(3 + group.rank)], 0.5, overlaps=False), True)
 
     with pytest.raises(MismatchError, match=r"float64 \(3,\)"):
         ranks(2)(work)

@@ -173,7 +173,8 @@ class Engine:
             plan: the collective; its buffers must stay untouched until it is done. In an `Operation`, ranks without
                 data can take part.
             signature: text that must be equal on all ranks (shapes, dtypes); compared when the key is new.
-            overlaps: whether the collective progresses although no thread waits yet; false if the wait follows at once.
+            overlaps: whether the collective progresses although no thread waits yet; false if a wait, of this
+                collective or of another, follows at once.
             members: ranks that take part, in the order of the group; all by default. Other groups may use the same
                 keys.
             contents: description of the data, for messages.
@@ -184,14 +185,17 @@ class Engine:
             TfdistError: a member is lost, or an earlier collective has failed.
         """
         pending = self._post(Pending(key, members, contents, ready, patient), plan, signature)
-        if not overlaps:
-            return pending
-        with self._work:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._drive, name="tfdist-progress", daemon=True)
-                self._thread.start()
-            self._work.notify()
+        if overlaps:
+            with self._work:
+                self._wake()
         return pending
+
+    def _wake(self) -> None:
+        """Has the progress thread look after what is under way; `_work` is held."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._drive, name="tfdist-progress", daemon=True)
+            self._thread.start()
+        self._work.notify()
 
     def wait(self, pending: Pending, blocking: bool = False) -> Any:
         """Waits for a collective to complete and returns its result.
@@ -513,7 +517,7 @@ class Engine:
                 if not self._waiters:
                     self.statistics.end_waiting()
                 if self.under_way():
-                    self._work.notify()
+                    self._wake()
 
     def _wait(self, pending: Pending, blocking: bool = False) -> Any:
         if self.timeline:

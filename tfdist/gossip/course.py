@@ -88,7 +88,8 @@ class Gossip(Course):
         together = self._everyone.attend(attendance, blocking=True)
         if together.steps:
             weight = has_trained / together.average if together.average else 1 / self._size
-            mean = self._everyone.finish(self._everyone.begin(range(len(new)), new, weight), blocking=True)
+            begun = self._everyone.begin(range(len(new)), new, weight, overlaps=False)
+            mean = self._everyone.finish(begun, blocking=True)
             self._measure(new, mean)
             for place, value in enumerate(mean):
                 self.centre[place] = np.array(value)

@@ -22,28 +22,37 @@ class MessageChannels:
         self._group = group
         self._key = f"gossip of {name}" if group.is_world else f"gossip of {name} of {group}"  # groups share pairs
         self._expected: dict[int, Pending] = {}
+        self._pairs: dict[tuple[int, int], ProcessGroup] = {}
 
-    def send(self, rank: int, message: GossipMessage) -> None:
+    def _pair(self, sender: int, receiver: int) -> ProcessGroup:
+        pair = sender, receiver
+        if pair not in self._pairs:
+            self._pairs[pair] = self._group.subgroup(pair)
+        return self._pairs[pair]
+
+    def send(self, rank: int, message: GossipMessage, overlaps: bool = True) -> None:
         """Begins to send a message, without waiting for the receiver.
 
         Args:
             rank: rank of the receiver.
             message: message to send, which is copied.
+            overlaps: whether this process computes meanwhile; false if it waits for a message at once.
         """
-        pair = self._group.subgroup((self._group.rank, rank))
-        pair.post(self._key, point_to_point.send(message.packed(pair.take)))
+        pair = self._pair(self._group.rank, rank)
+        pair.post(self._key, point_to_point.send(message.packed(pair.take)), overlaps=overlaps)
 
-    def expect(self, rank: int) -> None:
-        """Begins to receive the next message, which may arrive while this process computes.
+    def expect(self, rank: int, overlaps: bool = True) -> None:
+        """Begins to receive the next message.
 
         Args:
             rank: rank of the sender.
+            overlaps: whether this process computes meanwhile; false if it waits at once.
         """
         if rank not in self._expected:
-            pair = self._group.subgroup((rank, self._group.rank))
+            pair = self._pair(rank, self._group.rank)
             near = len(set(pair.hosts)) == 1  # a message from another machine needs this process's help
             plan = point_to_point.receive(1, np.dtype(np.uint8), pair.take)
-            self._expected[rank] = pair.post(self._key, plan, patient=near)
+            self._expected[rank] = pair.post(self._key, plan, overlaps=overlaps, patient=near)
 
     def arrived(self, rank: int) -> GossipMessage | None:
         """Returns the next message if it has arrived, else None.
@@ -70,6 +79,6 @@ class MessageChannels:
         Raises:
             TfdistError: the sender is lost, or has sent nothing in time.
         """
-        self.expect(rank)
-        pair = self._group.subgroup((rank, self._group.rank))
-        return GossipMessage.unpacked(pair.wait(self._expected.pop(rank), blocking))
+        self.expect(rank, overlaps=False)
+        pending = self._expected.pop(rank)
+        return GossipMessage.unpacked(self._pair(rank, self._group.rank).wait(pending, blocking))

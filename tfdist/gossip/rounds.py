@@ -69,12 +69,14 @@ class SynchronousMixing(Mixing):
 
     def _start(self, values: Arrays) -> None:
         message = self._message(MessageKind.WEIGHTS, self._encoding.sent(values))
+        self._under_way = self._topology.sources(*self._place, self._round)
+        awaited = self._under_way.keys() - self._ended
+        overlaps = self._overlaps or not awaited  # a message that no wait follows is sent beside the next step
         for rank in self._topology.targets(*self._place, self._round):
             if rank not in self._ended:
-                self._lines.send(rank, message)
-        self._under_way = self._topology.sources(*self._place, self._round)
-        for rank in self._under_way.keys() - self._ended:
-            self._lines.expect(rank)
+                self._lines.send(rank, message, overlaps)
+        for rank in awaited:
+            self._lines.expect(rank, overlaps)
         self._assigned.clear()
         self._round += 1
 

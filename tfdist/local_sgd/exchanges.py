@@ -112,13 +112,16 @@ class Exchanges:
         self._group.wait(pending, blocking)
         return total.tolist()
 
-    def begin(self, places: Sequence[int], arrays: Sequence[np.ndarray], weight: float) -> PendingSum:
+    def begin(
+        self, places: Sequence[int], arrays: Sequence[np.ndarray], weight: float, *, overlaps: bool
+    ) -> PendingSum:
         """Begins a weighted sum over all processes; all of them call it.
 
         Args:
             places: indices of the variables.
             arrays: arrays of this process, one for each of the variables; only read.
             weight: weight of this process. With 0 its arrays count as zero, even if they hold NaN or infinity.
+            overlaps: whether this process computes meanwhile; false if `finish` follows at once.
         """
         how = [self._compressed(place, array) for place, array in zip(places, arrays, strict=True)]
         kinds: dict[tuple[str, bool], list[int]] = {}
@@ -139,7 +142,8 @@ class Exchanges:
                 plan = operations.all_reduce(total, self._group.choose(vector.nbytes))
             shapes = ", ".join(f"{arrays[member].dtype.name} {arrays[member].shape}" for member in members)
             contents = ", ".join(self._names[places[member]] for member in members)
-            pending.append((self._group.post(key, plan, shapes, contents=contents), members, total))
+            posted = self._group.post(key, plan, shapes, overlaps=overlaps, contents=contents)
+            pending.append((posted, members, total))
         return PendingSum(pending, [array.shape for array in arrays])
 
     def finish(self, begun: PendingSum, blocking: bool) -> list[np.ndarray]:
@@ -173,7 +177,9 @@ class SingleProcessExchanges:
         """Returns the value unchanged."""
         return value
 
-    def begin(self, places: Sequence[int], arrays: Sequence[np.ndarray], weight: float) -> PendingSum:
+    def begin(
+        self, places: Sequence[int], arrays: Sequence[np.ndarray], weight: float, *, overlaps: bool
+    ) -> PendingSum:
         """Returns the arrays as a complete sum, whatever the weight."""
         return PendingSum(
             [(None, [place], array.reshape(-1)) for place, array in enumerate(arrays)], [a.shape for a in arrays]

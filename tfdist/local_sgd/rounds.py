@@ -196,7 +196,7 @@ class Rounds(Course):
         self._learning_rate = learning_rate
         fragment = self._fragments[number]
         together = self._attend(fragment, progress)
-        self._under_way = fragment, self._begun(fragment, progress, together, values)
+        self._under_way = fragment, self._begun(fragment, progress, together, values, overlaps=True)
         self._next = (number + 1) % self.fragments
         return Turn(min(self._settings.delay, self._spacing(progress.step)), self.fragments + number)
 
@@ -269,7 +269,12 @@ class Rounds(Course):
         return samples / together.samples if together.samples else 1 / self._size
 
     def _begun(
-        self, fragment: _Fragment, progress: Progress, together: Attendance, values: Sequence[np.ndarray]
+        self,
+        fragment: _Fragment,
+        progress: Progress,
+        together: Attendance,
+        values: Sequence[np.ndarray],
+        overlaps: bool,
     ) -> PendingSum | None:
         weight = self._weight(fragment, progress, together)
         fragment.last = progress
@@ -278,7 +283,7 @@ class Rounds(Course):
         for place in fragment.places:
             self._assigned.pop(place, None)
         changes = [np.asarray(x - self.centre[place]) for place, x in zip(fragment.places, values, strict=False)]
-        return self._exchanges.begin(fragment.places, changes, weight)
+        return self._exchanges.begin(fragment.places, changes, weight, overlaps=overlaps)
 
     def _ended(self, values: Sequence[np.ndarray], blocking: bool) -> list[np.ndarray]:
         assert self._under_way is not None
@@ -305,8 +310,8 @@ class Rounds(Course):
     ) -> list[np.ndarray]:
         parameters, slots = values[: len(fragment.places)], values[len(fragment.places) :]
         weight = self._weight(fragment, progress, together)
-        self._under_way = fragment, self._begun(fragment, progress, together, parameters)
-        averaged = self._plain.begin(self._slots, slots, weight) if slots else None
+        self._under_way = fragment, self._begun(fragment, progress, together, parameters, overlaps=False)
+        averaged = self._plain.begin(self._slots, slots, weight, overlaps=False) if slots else None
         new = self._ended(parameters, blocking)
         return new if averaged is None else [*new, *self._plain.finish(averaged, blocking)]
 
@@ -316,7 +321,7 @@ class Rounds(Course):
         weight = self._weight(self._fragments[self._next], progress, together)
         for fragment in self._fragments:
             fragment.last = progress
-        begun = self._plain.begin(range(len(values)), values, weight)
+        begun = self._plain.begin(range(len(values)), values, weight, overlaps=False)
         means = [np.array(mean) for mean in self._plain.finish(begun, blocking)]
         for place in range(len(self.centre)):
             self.centre[place] = means[place].copy()

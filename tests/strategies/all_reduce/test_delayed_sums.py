@@ -1,3 +1,5 @@
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -32,6 +34,21 @@ def test_sums_are_those_of_the_step_before(ranks, in_graph):
         assert outputs == [[0, 0, 0], [1, 1.75, 17.5], [1, 2.75, 27.5]]
         assert (matrix, vector) == (3.75, 37.5)
         assert staleness == {0: 1, 1: 2}
+
+
+def test_sums_travel_while_the_next_step_computes(ranks):
+    """And do not wait for somebody who takes them."""
+
+    def work(group):
+        sums = DelayedSums(group, "a", variables()[1:], None)
+        sums.exchanged([tf.ones([3])], tf.constant(0.5, tf.float64))
+        end = time.monotonic() + 100
+        while not all(pending.done for pending, *_ in sums._under_way.pending):
+            assert time.monotonic() < end
+            time.sleep(1e-3)
+        return sums.last()[0].tolist()
+
+    assert ranks(2)(work) == [[1.0] * 3] * 2
 
 
 def test_a_process_without_samples_counts_for_nothing(ranks):

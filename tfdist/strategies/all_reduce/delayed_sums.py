@@ -58,7 +58,7 @@ class DelayedSums:
         def call(factor: tf.Tensor, *given: tf.Tensor) -> list[Any]:
             arrays = [to_array(gradient) for gradient in given]
             sums = self._taken(blocking=False)
-            self._under_way = self._exchanges.begin(range(len(arrays)), arrays, float(factor))
+            self._under_way = self._exchanges.begin(range(len(arrays)), arrays, float(factor), overlaps=True)
             # Copies: a variable that takes over the memory of a tensor would write into buffers of the engine.
             summed = (
                 [tf.zeros_like(gradient) for gradient in given]

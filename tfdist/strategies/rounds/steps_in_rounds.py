@@ -119,17 +119,16 @@ class StepsInRounds:
                 progress = Progress(int(samples), int(step))
                 turn, new = self._course.take(what, progress, float(rate), [to_array(value) for value in given])
             # Copies: a variable that takes over the memory of a tensor would write into the arrays of the rounds.
-            return [np.int64(turn.left), np.int64(turn.what), *(tf.constant(value) for value in new)]
+            return [np.array([turn.left, turn.what], np.int64), *(tf.constant(value) for value in new)]
 
-        dtypes = [tf.int64, tf.int64, *([value.dtype for value in values] if replaces else [])]
+        dtypes = [tf.int64, *([value.dtype for value in values] if replaces else [])]
         rate = tf.cast(tf.convert_to_tensor(_rate(self.optimizer)), tf.float64)
         inputs = [self._samples.read_value(), self._step.read_value(), rate, *values]
         with tf.device("/cpu:0"):
-            left, turn, *new = host_call(call, inputs, dtypes, name="tfdist_round")
-            left.set_shape([])
-            turn.set_shape([])
+            turn, *new = host_call(call, inputs, dtypes, name="tfdist_round")
+            left, following = tf.unstack(tf.ensure_shape(turn, [2]))
             self._left.assign(left, read_value=False)
-            self._what.assign(turn, read_value=False)
+            self._what.assign(following, read_value=False)
         if replaces:
             assign(chosen, new)
         return tf.constant(True)
