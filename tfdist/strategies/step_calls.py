@@ -10,7 +10,8 @@ class StepCalls(NamedTuple):
 
     Attributes:
         counts_batches: whether processes count in each step the replicas that have another batch, and the samples. If
-            not, all have the same number of batches, with the same numbers of samples, and none ends the steps early.
+            not, all have the same number of batches, with the same numbers of samples, and none ends the steps early;
+            or each takes its steps on its own.
         compares_samples: whether each process adds up the samples of batches that are not counted, to compare the sums
             when the epoch ends.
         merges_logs: whether the logs of each step are those of all processes. If not, they are the process's own until

@@ -156,12 +156,14 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         """Returns the local replicas' shares of a batch, where all processes have batches of equal size."""
         extended = self._spec.extended()
         samples = batch_size(batch)
-        before = [*equal_rows(batch, tf.constant(True)), extended.shares.set_total(samples)]
+        parts = self._parts(samples)
+        in_step = samples if extended.synchronizes_steps else parts[-1] - parts[0]
+        before = [*equal_rows(batch, tf.constant(True)), extended.shares.set_total(in_step)]
         if self._spec.calls.compares_samples:
             before.append(extended.shares.tally(samples))
         with tf.control_dependencies(before):
             samples = tf.identity(samples)
-        return private.per_replica(self._cut(batch, samples, self._parts(samples)), extended)
+        return private.per_replica(self._cut(batch, samples, parts), extended)
 
     def _shares(self) -> tuple[Callable[[], list[Any]], tf.Tensor]:
         """Returns a function that makes the local replicas' shares, and whether any process has another batch."""

@@ -54,7 +54,8 @@ class StepCollectives(keras_hooks.ModelHooks[DataParallel]):
             needs = extended.all_processes.all_gather(tf.constant([needs])).numpy().any(axis=0)
         ends, begins, reads = map(bool, needs)
         may_differ = any(map(_may_have_other_samples, (given["x"], given.get("validation_data"))))
-        calls = StepCalls(counts_batches=ends, compares_samples=may_differ and not ends, merges_logs=reads)
+        compares = extended.synchronizes_steps and may_differ and not ends
+        calls = StepCalls(counts_batches=ends, compares_samples=compares, merges_logs=reads)
         return self._calling(calls, compares_begins=begins and not ends)
 
     evaluate = predict = fit
@@ -98,7 +99,9 @@ def calls_of(extended: DataParallel, data: Any) -> StepCalls:
         extended: the strategy's `extended`.
         data: the argument ``x`` of `fit`, or such data for validation.
     """
-    if not extended.synchronizes_steps or not extended.runs_in_lockstep:
+    if not extended.synchronizes_steps:
+        return StepCalls(counts_batches=False)
+    if not extended.runs_in_lockstep:
         return StepCalls()
     if extended.is_local_only:
         return StepCalls(counts_batches=False, merges_logs=False)
