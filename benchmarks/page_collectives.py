@@ -2,7 +2,7 @@
 
 import statistics
 
-from page_text import table
+from page_text import median_and_spread, table
 
 
 def write_all_reduce(figures):
@@ -69,6 +69,11 @@ def write_epochs(figures):
     return table(["ms", *figures], rows)
 
 
+def write_steps(figures):
+    rows = [[*name.split(": "), *median_and_spread(ms, ".2f")] for name, ms in figures["above plain Keras"].items()]
+    return table(["strategy", "model", "ms above plain Keras", "from – to"], rows)
+
+
 def write_memory(figures):
     mib = figures["mib"]
     return (
@@ -120,6 +125,7 @@ WRITERS = {
     "buckets": write_buckets,
     "fit": write_fit,
     "epochs": write_epochs,
+    "steps": write_steps,
     "memory": write_memory,
     "network": write_network,
 }

@@ -30,6 +30,7 @@ COMMANDS = {
     "buckets": [sys.executable, HERE / "buckets.py"],
     "fit": [sys.executable, HERE / "fit.py"],
     "epochs": [sys.executable, HERE / "epochs.py"],
+    "steps": [sys.executable, HERE / "steps.py"],
     "memory": [sys.executable, HERE / "memory.py"],
     "network": [sys.executable, HERE / "network.py"],
     "compression": [sys.executable, HERE / "compression.py"],

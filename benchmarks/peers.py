@@ -3,17 +3,19 @@
 - *tfdist*: `AllReduceStrategy` on two processes, and on one.
 - *apart*: two processes of plain Keras that do not talk to each other, which no data-parallel training can exceed.
 - *alone*: one process of plain Keras, on one core; *both cores*: one on two.
-- *DDP*: PyTorch's DistributedDataParallel on Gloo, an equal model of `torch.nn` in a loop of its own.
+- *DDP*: PyTorch's DistributedDataParallel on Gloo, an equal model of `torch.nn` in a loop of its own; *Keras in DDP*:
+  the model of Keras, on PyTorch, in the same loop.
 
 An MLP of 5.8 M parameters, a LeNet and a small transformer. Ways alternate; figures are medians of rounds, and ratios
 medians of the rounds' ratios. No way waits for `tf.data`'s autotuner, for which plain Keras waits by default, up to
 0.6 of an epoch's time. PyTorch has a Python of its own; without ``--torch-python`` it is left out.
 
-    python -m venv torch-venv && torch-venv/bin/pip install torch numpy
+    python -m venv torch-venv && torch-venv/bin/pip install torch numpy keras
     python benchmarks/peers.py --torch-python torch-venv/bin/python
 """
 
 import os
+import subprocess
 import sys
 import time
 
@@ -32,6 +34,7 @@ WAYS = {
     "alone": ("keras", 1, 1),
     "both cores": ("keras", 1, 2),
     "DDP": ("torch", 2, 1),
+    "Keras in DDP": ("torch keras", 2, 1),
 }
 """What runs, on how many processes, with how many cores each."""
 
@@ -118,9 +121,9 @@ def samples_per_second(name, way, torch_python):
     """Returns the samples per second of all processes together."""
     kind, size, cores = WAYS[way]
     threads = {"TF_NUM_INTRAOP_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
-    if kind == "torch":
+    if kind.startswith("torch"):
         script = os.path.join(os.path.dirname(__file__), "peers_torch.py")
-        command, how = [script, name], {"cores": True, "python": torch_python}
+        command, how = [script, name, kind.split()[-1]], {"cores": True, "python": torch_python}
     else:
         command = [__file__, f"--measure={name}", kind, str(size)]
         how = {"way": "tfdist" if kind == "tfdist" and size > 1 else "plain", "cores": cores == 1}
@@ -129,13 +132,19 @@ def samples_per_second(name, way, torch_python):
     return size * sum(rates) / len(rates)
 
 
+def is_installed(kind, torch_python):
+    if not kind.startswith("torch"):
+        return True
+    return bool(torch_python) and not subprocess.run([torch_python, "-c", f"import {kind.split()[-1]}"]).returncode
+
+
 def main():
     parser = side_by_side.parser(__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--models", nargs="+", choices=BATCH, default=list(BATCH))
     parser.add_argument("--torch-python", metavar="PATH", help="a Python with PyTorch: see above")
     options = parser.parse_args()
-    ways = [way for way in WAYS if way != "DDP" or options.torch_python]
+    ways = [way for way, (kind, *_) in WAYS.items() if is_installed(kind, options.torch_python)]
     figures = {}
     for name in options.models:
         rounds = [

@@ -1,6 +1,7 @@
-"""The peer of `peers.py`: equal models of `torch.nn` under DistributedDataParallel on Gloo.
+"""The peers of `peers.py` under PyTorch's DistributedDataParallel on Gloo: equal models of `torch.nn`, and Keras's own.
 
-Started once per rank by a Python with PyTorch, as ``model rank size port``; needs nothing of tfdist.
+Those of Keras are trained as its guide to distributed training with PyTorch does. Started once per rank by a Python
+with PyTorch, and with Keras for the latter, as ``model kind rank size port``; needs nothing of tfdist.
 """
 
 import os
@@ -52,6 +53,11 @@ def model_of(name):
     return Text()
 
 
+def keras_model_of(name):
+    os.environ["KERAS_BACKEND"] = "torch"
+    return peers.model_of(name)
+
+
 def leave():
     """Ends this process at once, when all ranks are here.
 
@@ -63,18 +69,19 @@ def leave():
     os._exit(0)
 
 
-def main(name, rank, size, port):
+def main(name, kind, rank, size, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
-    model = nn.parallel.DistributedDataParallel(model_of(name))
+    is_keras = kind == "keras"
+    model = nn.parallel.DistributedDataParallel(keras_model_of(name) if is_keras else model_of(name))
     rates = {"text": (torch.optim.Adam, 1e-3)}
-    kind, rate = rates.get(name, (torch.optim.SGD, 0.01))
-    optimizer, loss = kind(model.parameters(), rate), nn.CrossEntropyLoss()
+    optimizer_kind, rate = rates.get(name, (torch.optim.SGD, 0.01))
+    optimizer, loss = optimizer_kind(model.parameters(), rate), nn.CrossEntropyLoss()
     batch, steps = peers.BATCH[name], peers.STEPS[name]
     x, y = (torch.from_numpy(part) for part in peers.data(name, steps * batch))
-    x = x.permute(0, 3, 1, 2).contiguous() if name == "lenet" else x
+    x = x.permute(0, 3, 1, 2).contiguous() if name == "lenet" and not is_keras else x
     seconds = []
     for _ in range(peers.EPOCHS):
         begun, total, right = time.perf_counter(), 0.0, 0
@@ -94,4 +101,4 @@ def main(name, rank, size, port):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

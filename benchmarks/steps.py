@@ -1,0 +1,132 @@
+"""What a step of `fit` takes above plain Keras's: under every strategy, and where more than gradients are summed.
+
+The model is a `Dense(1)` and more only where a row says so: a step takes as little time as it can. Each process has one
+core, plain Keras too. Strategies are made by default, so `LocalSGDStrategy` exchanges weights after 8 steps and
+`QuorumStrategy` after 64, but the quorum is both processes. The time of a step is the slope between epochs of few and
+of many steps, so it is without what an epoch costs beside them. Rounds alternate.
+
+    python benchmarks/steps.py
+"""
+
+import contextlib
+import itertools
+import statistics
+import sys
+import time
+
+import side_by_side
+
+ROWS, FEATURES, LENGTH = 8, 4, 5
+FEW, MANY, EPOCHS = 20, 320, 8
+PLAIN, ONE, DENSE = "plain Keras", "AllReduceStrategy, 1 process", "Dense(1)"
+
+
+def strategies():
+    """Returns, by name, the number of workers and of servers, and a function that makes the strategy."""
+    import tfdist
+
+    return {
+        ONE: (1, 0, tfdist.AllReduceStrategy),
+        "AllReduceStrategy": (2, 0, tfdist.AllReduceStrategy),
+        "LocalSGDStrategy": (2, 0, tfdist.LocalSGDStrategy),
+        "GossipStrategy": (2, 0, tfdist.GossipStrategy),
+        "QuorumStrategy": (2, 0, lambda: tfdist.QuorumStrategy(quorum=2)),
+        "ParameterServerStrategy, 1 worker": (1, 1, tfdist.ParameterServerStrategy),
+    }
+
+
+def cases(rows, synchronized):
+    """Returns, by name, functions that make a model and data of so many steps, and callbacks.
+
+    Args:
+        rows: rows of a batch.
+        synchronized: whether there is something that batch normalization can be synchronized over.
+    """
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    def dense(*before, optimizer="sgd", shape=(FEATURES,)):
+        model = keras.Sequential([keras.Input(shape), *before, keras.layers.Dense(1)])
+        model.compile(optimizer, "mse")
+        return model
+
+    def normalized():
+        return dense(*(keras.layers.BatchNormalization(synchronized=synchronized) for _ in range(8)))
+
+    def batches(steps, shape=(rows, FEATURES)):
+        x = np.random.default_rng(0).normal(size=shape).astype("float32")
+        options = tf.data.Options()
+        options.autotune.enabled = False  # plain Keras would wait for it
+        return tf.data.Dataset.from_tensors((x, x[..., :1])).repeat(steps).with_options(options)
+
+    on_batches = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    scaled = keras.optimizers.LossScaleOptimizer
+    return {
+        DENSE: (dense, batches, []),
+        "a callback on batches": (dense, batches, [on_batches]),
+        "batches of unknown number": (dense, lambda steps: batches(steps).filter(lambda x, y: True), []),
+        "loss scaling": (lambda: dense(optimizer=scaled(keras.optimizers.SGD())), batches, []),
+        "masks": (
+            lambda: dense(keras.layers.Masking(), shape=(LENGTH, FEATURES)),
+            lambda steps: batches(steps, (rows, LENGTH, FEATURES)),
+            [],
+        ),
+        "8 × BatchNormalization, synchronized": (normalized, batches, []),
+    }
+
+
+def measure(name):
+    """Reports the milliseconds of a step of every case, or of the first under strategies that sum in rounds."""
+    import keras
+
+    workers, _, make = (1, 0, contextlib.nullcontext) if name == PLAIN else strategies()[name]
+    strategy = make()
+    scope = contextlib.nullcontext if name == PLAIN else strategy.scope
+    figures = {}
+    for case, (model_of, batches, callbacks) in cases(ROWS * workers, name != PLAIN).items():
+        if case != DENSE and "AllReduce" not in name and name != PLAIN:
+            continue
+        with scope():
+            model = model_of()
+        seconds = {}
+        for steps in (FEW, MANY):
+            ends = []
+            clock = keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs, ends=ends: ends.append(time.perf_counter())
+            )
+            model.fit(batches(steps), epochs=EPOCHS, verbose=0, callbacks=[*callbacks, clock])
+            seconds[steps] = statistics.median(after - before for before, after in itertools.pairwise(ends))
+        figures[case] = 1e3 * (seconds[MANY] - seconds[FEW]) / (MANY - FEW)
+    if getattr(strategy, "rank", 0) == 0:
+        side_by_side.report(figures)
+
+
+def main():
+    parser = side_by_side.parser(__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    figures = {name: [] for name in (PLAIN, *strategies())}
+    for _ in range(options.rounds):
+        figures[PLAIN].append(side_by_side.measure([__file__, "--measure", PLAIN], cores=True))
+        for name, (workers, servers, _) in strategies().items():
+            launcher = ["--ps", str(servers)] if servers else []
+            way = {"cores": True} if name == ONE else {"way": "tfdist", "launcher": launcher}
+            figures[name].append(side_by_side.measure([__file__, "--measure", name], workers, **way))
+    rows, above = [], {}
+    for name in strategies():
+        for case in figures[name][0]:
+            pairs = zip(figures[name], figures[PLAIN], strict=True)
+            above[f"{name}: {case}"] = [step[case] - plain[case] for step, plain in pairs]
+    for row, values in above.items():
+        median, low, high = side_by_side.median_and_spread(values)
+        rows.append((row, {"median": median, "from": low, "to": high}))
+    side_by_side.table(rows, ["median", "from", "to"], "milliseconds of a step above plain Keras's, by rounds")
+    side_by_side.save(options.json, {"milliseconds": figures, "above plain Keras": above})
+
+
+if __name__ == "__main__":
+    if "--measure" in sys.argv:
+        measure(sys.argv[sys.argv.index("--measure") + 1])
+    else:
+        main()
