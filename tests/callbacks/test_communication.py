@@ -5,6 +5,7 @@ import numpy as np
 
 import tfdist
 from tests.callbacks.fitting import fit
+from tfdist.callbacks import communication
 
 
 def test_a_process_alone_sends_nothing():
@@ -13,6 +14,14 @@ def test_a_process_alone_sends_nothing():
     assert reports.history["mib_sent"] == [0.0, 0.0]
     assert reports.history["slowest_rank"] == [-1.0, -1.0], "there is nobody to wait for it"
     assert "compression_ratio" not in reports.history
+
+
+def test_waits_that_last_longer_than_collectives_hide_nothing(monkeypatch):
+    readings = iter([np.zeros(4), np.array([1.0, 0.0, 0.5, 0.50001])])
+    monkeypatch.setattr(communication, "_reading", lambda group: next(readings))
+    reports = tfdist.callbacks.Communication()
+    fit(reports, epochs=1)
+    assert reports.history["share_hidden"] == [0.0]
 
 
 def test_report_of_single_process_is_logged(caplog):

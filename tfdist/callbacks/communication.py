@@ -86,10 +86,12 @@ class Communication(keras.callbacks.Callback):
         _, sent, communicating, waiting = everyone.mean(axis=0)
         seconds = everyone[:, 0].max()
         waits = everyone[:, 3]
+        # A wait lasts some microseconds longer than what it waits for.
+        hidden = max(0.0, 1 - waiting / communicating) if communicating else 1.0
         figures = {
             "mib_sent": sent / 2**20,
             "seconds_communicating": communicating,
-            "share_hidden": 1 - waiting / communicating if communicating else 1.0,
+            "share_hidden": hidden,
             "slowest_rank": float(group.members[waits.argmin()])
             if waits.max() - waits.min() > _NOTICEABLE * seconds
             else -1.0,
