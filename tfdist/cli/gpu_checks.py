@@ -125,7 +125,7 @@ def summed(devices: Sequence[str]) -> str:
         devices: names of the devices.
 
     Returns:
-        A text with the rate.
+        A text with the milliseconds of the sum.
 
     Raises:
         tf.errors.DataLossError: the sum is wrong.

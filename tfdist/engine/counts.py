@@ -27,17 +27,10 @@ class CountReducer:
         learn: callback, called on the host with the sum of all processes' numbers of ``own``. It may raise
             `StopIteration`, from which the caller gets `tf.errors.OutOfRangeError`. Where `sum` is made in shared
             memory, it is called only if that sum is not 0.
-        kept: float64 variable that has the number of ``own`` while a graph runs, so that `sum` can be made in memory
-            that the processes share; None if there is none.
     """
 
     def __init__(
-        self,
-        group: ProcessGroup,
-        contents: str,
-        own: Callable[[], int],
-        learn: Callable[[int], None],
-        kept: tf.Variable | None = None,
+        self, group: ProcessGroup, contents: str, own: Callable[[], int], learn: Callable[[int], None]
     ) -> None:
         self._group = group
         self._contents = contents

@@ -213,8 +213,8 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
 def _of_samples(gradients: list[Any], is_empty: tf.Tensor) -> list[Any]:
     """Returns gradients; zeros if the replica has no samples. Otherwise there is no pass over them."""
     zero = tf.constant(0.0, tf.float64)
-    without: list[Any] = tf.cond(is_empty, lambda: [weighed(one, zero) for one in gradients], lambda: list(gradients))
-    return without
+    given: list[Any] = tf.cond(is_empty, lambda: [weighed(one, zero) for one in gradients], lambda: list(gradients))
+    return given
 
 
 def _is_dense_number(gradient: Any) -> bool:
