@@ -75,27 +75,51 @@ def test_custom_step_logs_are_averaged(ranks, size, rows, rank):
     assert logs["mae"] == other_logs["mae"]
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_steps_are_weighed_by_own_samples(ranks, is_known):
-    """The last batch has two rows for two processes, or one row for one of them; its mean is over that alone."""
+def accumulating(rate):
+    return keras.optimizers.SGD(rate, momentum=0.9, gradient_accumulation_steps=2)
+
+
+def scaling(rate):
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(rate, clipnorm=0.5), initial_scale=8.0)
+
+
+def scaling_sums(rate):
+    return keras.optimizers.LossScaleOptimizer(accumulating(rate), initial_scale=8.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "optimizer", "is_known"),
+    [
+        (2, keras.optimizers.SGD, True),
+        (2, keras.optimizers.SGD, False),
+        sweep(3, accumulating, True),
+        (2, scaling, True),
+        sweep(2, scaling_sums, True),
+        (3, scaling_sums, True),
+    ],
+)
+def test_steps_are_weighed_by_own_samples(ranks, size, optimizer, is_known):
+    """The last batch has one row for one of the processes; the others take a step with gradients of zero."""
     rows = 4 + 4 + 1
 
     def work(strategy):
         with strategy.scope():
-            model = built()
+            model = built(optimizer=optimizer)
         data = tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).batch(4)
         model.fit(data if is_known else data.filter(lambda x, y: True), verbose=0, shuffle=False)
         return model.get_weights()[0]
 
-    weights = []
-    for rank in range(2):
-        parts = [slice(2 * rank, 2 * rank + 2), slice(4 + 2 * rank, 4 + 2 * rank + 2), *[slice(8, 9)] * (rank == 0)]
-        alone = built()
-        for part in parts:
-            alone.train_on_batch(X[part], Y[part])
-        weights.append((sum(len(X[part]) for part in parts), alone.get_weights()[0]))
-    for result in on_ranks(ranks, work, interval=Every(100)):
-        expected = sum(samples * value for samples, value in weights) / rows
+    expected = np.zeros((4, 1))
+    for rank in range(size):
+        alone = built(optimizer=optimizer)
+        samples = 0
+        for start in (0, 4, 8):
+            part = np.array_split(np.arange(start, min(start + 4, rows)), size)[rank]
+            samples += len(part)
+            stand_in = part if len(part) else [0]
+            alone.train_on_batch(X[stand_in], Y[stand_in], np.full(len(stand_in), float(len(part) > 0)))
+        expected += samples * alone.get_weights()[0] / rows
+    for result in on_ranks(ranks, work, size, interval=Every(100)):
         np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
