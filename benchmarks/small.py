@@ -1,10 +1,12 @@
 """Small vectors inside a tf.function: the fixed cost of a step, also beside a data pipeline in Python.
 
 Sums that a program asks for are calls of Python. Sums of gradients are an operation in machine code where there is one.
+A large vector outside of a function shows what a mean costs more than a sum.
 
 python benchmarks/small.py
 """
 
+import functools
 import statistics
 import sys
 import threading
@@ -24,6 +26,7 @@ def measure():
     from tfdist.engine import machine_code
 
     means = "in machine code" if machine_code.is_usable() else "in Python"
+    tfdist.init()
     strategy = tfdist.AllReduceStrategy()
     engine = strategy.extended.group.engine
 
@@ -55,6 +58,7 @@ def measure():
         return lambda: function(vector)
 
     variable = tf.Variable(tf.ones([16384]))
+    large = tf.random.uniform([22 << 18])
     steps = {
         "an empty function": tf.function(variable.read_value),
         "an empty py_function": tf.function(lambda: tf.py_function(lambda x: x, [variable.read_value()], tf.float32)),
@@ -62,6 +66,7 @@ def measure():
         "200 × 4 KiB": sums(200, 1024),
         "1 × 800 KiB": sums(1, 200 * 1024),
         **{f"gradients of {size} KiB, {means}": gradients(size << 8) for size in SIZES},
+        **{f"22 MiB, {op}": functools.partial(tfdist.all_reduce, large, op) for op in ("sum", "mean")},
     }
     figures = {name: {"alone": median_of(step)} for name, step in steps.items()}
     busy = True
@@ -98,9 +103,10 @@ def main():
     for name, milliseconds in of_gradients.items():
         print(f"{name}: {milliseconds:.2f} ms above an empty function")
     print(f"200 tensors of 4 KiB: {fused:.2f} × the time of one of their size")
-    side_by_side.save(
-        options.json, {"milliseconds": figures, "above": above, "fused": fused, "gradients": of_gradients}
-    )
+    averaged = statistics.median(run["22 MiB, mean"]["alone"] / run["22 MiB, sum"]["alone"] for run in runs)
+    print(f"a mean of 22 MiB: {averaged:.2f} × the time of a sum")
+    result = {"milliseconds": figures, "above": above, "fused": fused, "gradients": of_gradients, "averaged": averaged}
+    side_by_side.save(options.json, result)
 
 
 if __name__ == "__main__":

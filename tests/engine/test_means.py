@@ -7,18 +7,22 @@ import numpy as np
 import pytest
 
 from tests.collectives.simulation import simulate
-from tfdist.collectives import ring
+from tfdist.engine import operations
 from tfdist.engine.means import Mean
 
 rng = np.random.default_rng(0)
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
 
-def summed(vectors, divisions=None):
+def summed(vectors, divisions=None, **world):
     totals = [np.empty_like(vector) for vector in vectors]
     divisions = divisions or [None] * len(vectors)
+
+    def plan(rank):
+        return operations.all_reduce(totals[rank], "ring", source=vectors[rank], division=divisions[rank]).plan
+
     with np.errstate(all="ignore"):
-        simulate(len(vectors), lambda rank: ring.all_reduce(totals[rank], np.add, vectors[rank], divisions[rank]))
+        simulate(len(vectors), plan, **world)
     for total in totals:
         assert total.tobytes() == totals[0].tobytes()
     return totals[0]
@@ -118,6 +122,40 @@ def test_overflow_of_any_chunk_is_seen_by_all(size, rank):
     result, sums = mean([array] * size)
     np.testing.assert_allclose(result, array, rtol=1e-6)
     assert sums == 2
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("signs", [(1, 1, -1), (-1, -1, 1), (1, -1, -1)])
+def test_an_overflow_on_the_way_is_seen(dtype, signs):
+    """Two ranks add numbers whose sum overflows, though the mean over three ranks is small."""
+    arrays = [np.ones(70_001, dtype) for _ in signs]
+    for array, sign in zip(arrays, signs, strict=True):
+        array[[7, 40_000, -1]] = sign * largest(dtype)
+    result, _ = mean(arrays)
+    expected = np.ones(70_001)
+    expected[[7, 40_000, -1]] = largest(dtype) * sum(signs) / 3
+    np.testing.assert_allclose(result.astype(np.float64), expected, rtol=3 * float(ml_dtypes.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("place", [7, 20_000, 69_999])
+def test_an_overflow_in_any_segment_is_seen(dtype, place):
+    """Vectors cross in several messages, and each one tells of its own overflow."""
+    arrays = [np.ones(70_000, dtype) for _ in range(4)]
+    for array in arrays:
+        array[place] = largest(dtype)  # the first addition overflows, and the others add to an infinity
+    made = [Mean(array, 4) for array in arrays]
+    divided = summed(arrays, [rank_mean.division("ring") for rank_mean in made], segment_bytes=4096)
+    marked = [start for start in range(0, 70_000, 17_500) if np.isnan(divided[start])]
+    assert marked == [place // 17_500 * 17_500]
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_infinities_that_are_given_within_a_part_are_no_overflow(value):
+    arrays = [np.array([1.0, value, 3.0, 4.0], np.float32), np.ones(4, np.float32)]
+    divisions = [Mean(array, 2).division("ring") for array in arrays]
+    divided = summed([array.copy() for array in arrays], divisions)
+    np.testing.assert_array_equal(divided, [1.0, value, 2.0, 2.5])
 
 
 def test_integers_and_other_algorithms_are_divided_afterwards():

@@ -35,7 +35,7 @@ def test_a_rank_without_data_adds_nothing_to_a_sum(algorithm, dtype):
 
 def test_a_rank_without_data_divides_its_chunk_of_a_mean():
     buffers = [np.full(7, rank + 1.0, np.float32) for rank in range(3)]
-    made = [operations.all_reduce(buffer, "ring", division=Division(3)) for buffer in buffers]
+    made = [operations.all_reduce(buffer, "ring", division=Division(3, np.dtype(np.float32))) for buffer in buffers]
 
     def plan(rank):
         return operations.without_data(received(made[0].stand_in)) if rank == 1 else made[rank].plan

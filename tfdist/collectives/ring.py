@@ -27,7 +27,7 @@ class Finish(Protocol):
     """Changes the combined values of a chunk on the rank that has them first, before the others get them."""
 
     def finish(self, part: np.ndarray) -> None:
-        """Changes a part of the chunk in place."""
+        """Changes a part of the chunk in place: the result of one call of the function that combines."""
         ...
 
     def end(self, chunk: np.ndarray) -> None:
@@ -37,7 +37,7 @@ class Finish(Protocol):
 
 def all_reduce(
     buffer: np.ndarray,
-    combine: np.ufunc = np.add,
+    combine: Combine = np.add,
     source: np.ndarray | None = None,
     finish: Finish | None = None,
 ) -> Plan:
@@ -45,7 +45,7 @@ def all_reduce(
 
     Args:
         buffer: one-dimensional and contiguous, of one length and dtype on all ranks; overwritten by the result.
-        combine: a commutative and associative NumPy ufunc of two arguments.
+        combine: a commutative and associative function, called as a NumPy ufunc of two arguments with ``out``.
         source: this rank's vector, like ``buffer``; only read. By default the contents of ``buffer``.
         finish: changes the result, each chunk on one rank, which takes a P-th of the time of changing it on all; by
             default the result stays as it is.
@@ -86,7 +86,7 @@ def reduce_scatter_steps(
         tag: the collective's tag.
         inputs: this rank's vector, cut into a chunk per rank; only read.
         chunks: receive the combinations, cut in the same way; may be ``inputs``.
-        combine: a commutative and associative NumPy ufunc of two arguments.
+        combine: a commutative and associative function, called as a NumPy ufunc of two arguments with ``out``.
         shift: selects the chunk that is left on each rank.
         finish: changes the combination that is left.
     """

@@ -22,24 +22,44 @@ class Division:
     """Divides a sum on its way, each chunk on the rank that has its sum first; a `tfdist.collectives.ring.Finish`.
 
     A chunk that has overflowed gets NaN as its first element. So all ranks learn of it without reading all elements.
+    The processor tells whether an addition overflows, so none has to look for infinities. NumPy may not set that flag
+    when it adds numbers of fewer than 32 bits: of those, all are looked at.
 
     Args:
         divisor: number that the sum is divided by.
+        dtype: floating-point dtype of the sum.
 
     Attributes:
         divisor: as given.
     """
 
-    def __init__(self, divisor: int) -> None:
+    def __init__(self, divisor: int, dtype: np.dtype) -> None:
         self.divisor = divisor
-        self._is_finite = True
+        self._is_told = dtype.itemsize >= 4
+        self._is_finite, self._overflows = True, False
+        self._operation, factor = _operation(divisor)
+        self._factor = dtype.type(factor)
+
+    def add(self, own: np.ndarray, incoming: np.ndarray, out: np.ndarray) -> None:
+        """Adds two vectors into a third. If one overflows, the first element becomes NaN, and remains so on its way."""
+        with np.errstate(all="ignore", over="call", call=self._told):
+            np.add(own, incoming, out=out)
+        if self._overflows:
+            out[:1], self._overflows = np.nan, False
+
+    def _told(self, kind: str, flags: int) -> None:
+        self._overflows = True
 
     def finish(self, part: np.ndarray) -> None:
-        """Divides a part of the chunk."""
-        self._is_finite = _divide(part, self.divisor) and self._is_finite
+        """Divides a part of the chunk, which one call of `add` has returned."""
+        if self._is_told:
+            self._is_finite = self._is_finite and bool(np.isfinite(part[:1]).all())
+            self._operation(part, self._factor, out=part)
+        else:
+            self._is_finite = _divide(part, self.divisor) and self._is_finite
 
     def end(self, chunk: np.ndarray) -> None:
-        """Marks the chunk if it has overflowed."""
+        """Marks the chunk if it has overflowed, or if a part begins with an infinity that was given."""
         if not self._is_finite:
             chunk[:1] = np.nan
 
@@ -77,7 +97,7 @@ class Mean:
         Args:
             algorithm: name of the algorithm that sums.
         """
-        return Division(self._size) if algorithm in FINISHING and not self._integer else None
+        return Division(self._size, self.summed.dtype) if algorithm in FINISHING and not self._integer else None
 
     def finished(
         self,
@@ -126,9 +146,7 @@ def _divide(vector: np.ndarray, divisor: float) -> bool:
     if vector.dtype.itemsize < 4:  # the dtype may not represent the divisor
         finite = [_divide_half(vector[segment], divisor) for segment in segments(vector.size)]
         return all(finite)
-    # The product with the reciprocal of a power of two has the bits of the quotient, and takes less time.
-    is_power = math.frexp(divisor)[0] == 0.5
-    operation, factor = (np.multiply, 1 / divisor) if is_power else (np.divide, divisor)
+    operation, factor = _operation(divisor)
     all_finite, number = True, vector.dtype.type(factor)
     with np.errstate(all="ignore"):
         for segment in segments(vector.size, _SEGMENT):
@@ -136,6 +154,12 @@ def _divide(vector: np.ndarray, divisor: float) -> bool:
             operation(part, number, out=part)
             all_finite = all_finite and bool(np.isfinite(part).all())
     return all_finite
+
+
+def _operation(divisor: float) -> tuple[np.ufunc, float]:
+    """Returns what divides: the product with the reciprocal of a power of two has a quotient's bits, in less time."""
+    is_power = math.frexp(divisor)[0] == 0.5
+    return (np.multiply, 1 / divisor) if is_power else (np.divide, divisor)
 
 
 def _divide_half(part: np.ndarray, divisor: float) -> bool:

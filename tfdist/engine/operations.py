@@ -46,12 +46,13 @@ def all_reduce(
         algorithm: name of an algorithm in `tfdist.collectives.algorithms.ALGORITHMS`.
         combine: ufunc of two arguments that combines values.
         source: this rank's values, if they are not in the buffer.
-        division: divides the sum on its way; for algorithms in `tfdist.collectives.algorithms.FINISHING`.
+        division: divides the sum on its way, and adds in place of ``combine``; for algorithms in
+            `tfdist.collectives.algorithms.FINISHING`.
     """
     divisor = 0 if division is None else division.divisor
     stand_in = _sum_without_data(buffer.dtype, buffer.size, algorithm, divisor) if combine is np.add else None
     if division is not None:
-        return Operation(ring.all_reduce(buffer, combine, source, division), stand_in)
+        return Operation(ring.all_reduce(buffer, division.add, source, division), stand_in)
     return Operation(algorithms.ALGORITHMS[algorithm](buffer, combine, source=source), stand_in)
 
 
@@ -88,5 +89,5 @@ def without_data(stand_in: StandIn) -> Plan:
     dtype = np.dtype(stand_in.dtype)
     if stand_in.what == "rows":
         return all_gather_rows(np.zeros((0, *stand_in.shape), dtype)).plan
-    division = Division(stand_in.divisor) if stand_in.divisor else None
+    division = Division(stand_in.divisor, dtype) if stand_in.divisor else None
     return all_reduce(np.zeros(stand_in.shape, dtype), stand_in.algorithm, division=division).plan
