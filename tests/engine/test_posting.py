@@ -60,7 +60,9 @@ def test_no_thread_is_woken_for_what_is_waited_for_at_once(ranks):
     assert ranks(2)(work) == [(True, False)] * 2
 
 
-def test_tensors_are_split_as_they_were_concatenated():
+@pytest.mark.parametrize("gpus", [[], ["GPU:0"]])
+def test_tensors_are_split_as_they_were_concatenated(monkeypatch, gpus):
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: gpus)
     tensors = [tf.zeros([2, 3]), tf.ones([]), tf.fill([4], 2.0)]
     parts = split(concatenated(tensors), [tensor.shape for tensor in tensors])
     for part, tensor in zip(parts, tensors, strict=True):

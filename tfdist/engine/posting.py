@@ -87,10 +87,19 @@ class BucketJob(abc.ABC):
         return self.shapes
 
 
+_SMALL = 4096
+"""The number of elements up to which eager tensors are packed by NumPy. TensorFlow takes 50 microseconds a tensor."""
+
+
 def concatenated(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Concatenates tensors to a vector; a single tensor is not copied, and keeps its shape."""
+    """Concatenates tensors to a vector; a single tensor is not copied, and keeps its shape.
+
+    A tape that records eager operations may not see it.
+    """
     if len(tensors) == 1:
         return tensors[0]
+    if _are_small([tensor.shape for tensor in tensors]):
+        return tf.constant(np.concatenate([to_array(tensor).reshape(-1) for tensor in tensors]))
     return tf.concat([tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1]) for tensor in tensors], 0)
 
 
@@ -105,9 +114,18 @@ def split(total: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]
         total.set_shape(shapes[0])
         return [total]
     sizes = [shape.num_elements() for shape in shapes]
+    if _are_small(shapes):
+        parts = np.split(to_array(total), np.cumsum(sizes[:-1]))
+        return [tf.constant(part.reshape(shape)) for part, shape in zip(parts, shapes, strict=True)]
     total.set_shape([sum(sizes)])
     pairs = zip(tf.split(total, sizes), shapes, strict=True)
     return [part if shape.rank == 1 else tf.reshape(part, shape) for part, shape in pairs]
+
+
+def _are_small(shapes: Sequence[tf.TensorShape]) -> bool:
+    """Returns whether NumPy packs tensors. Not with GPUs, which each tensor would cross to and from by itself."""
+    is_on_host = tf.executing_eagerly() and not tf.config.list_logical_devices("GPU")
+    return is_on_host and sum(shape.num_elements() for shape in shapes) <= _SMALL
 
 
 class Posting:
