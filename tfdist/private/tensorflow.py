@@ -49,6 +49,7 @@ __all__ = [
     "InputContext",
     "InputReplicationMode",
     "InputWorkers",
+    "Mirrored",
     "MirroredExtended",
     "NoneSpec",
     "OneDeviceExtended",
@@ -70,6 +71,7 @@ __all__ = [
     "enable_collectives",
     "function_of",
     "generated",
+    "get_devices_from",
     "global_seed",
     "input_lib",
     "is_branch_or_loop",
@@ -102,6 +104,7 @@ __all__ = [
 
 CrossDeviceOps = cross_device_ops.CrossDeviceOps
 ReductionToOneDevice = cross_device_ops.ReductionToOneDevice
+get_devices_from = cross_device_ops.get_devices_from
 simple_broadcast = cross_device_ops.simple_broadcast
 concat_slices = cross_device_utils.aggregate_tensors_or_indexed_slices
 InputContext = distribute_lib.InputContext
@@ -115,6 +118,7 @@ is_mirrored = distribute_utils.is_mirrored
 MirroredExtended = mirrored_strategy.MirroredExtended
 OneDeviceExtended = one_device_strategy.OneDeviceExtended
 DistributedValues = values.DistributedValues
+Mirrored = values.Mirrored
 PerReplica = values.PerReplica
 stop_recording = record.stop_recording
 new_variable = resource_variable_ops.default_variable_creator_v2

@@ -71,7 +71,7 @@ def test_values_of_several_devices_of_each_process(ranks, op, size, by_collectiv
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_values_are_packed_for_the_collectives_of_a_process(ranks, size, monkeypatch):
-    """One for each device and dtype, and not for each value."""
+    """One for each device and dtype, and not for each value; and so are the copies of sums over processes."""
     monkeypatch.setattr(extended, "_on_cpu", lambda devices: False)
 
     def work(strategy):
@@ -82,12 +82,19 @@ def test_values_are_packed_for_the_collectives_of_a_process(ranks, size, monkeyp
             return tf.distribute.get_replica_context().all_reduce("SUM", values)
 
         run = tf.function(lambda: strategy.experimental_local_results(strategy.run(replica)))
-        kinds = [node.op for node in run.get_concrete_function().graph.as_graph_def().node]
-        return kinds.count("CollectiveReduceV2"), [value.numpy().tolist() for value in run()[1]]
+        graph = run.get_concrete_function().graph
+        collectives = [node for node in graph.get_operations() if node.type == "CollectiveReduceV2"]
+        copies = [
+            node
+            for node in graph.get_operations()
+            if node.type == "Identity" and node.device.endswith("CPU:1") and node.inputs[0].device[-5:] != "CPU:1"
+        ]
+        return len(collectives), len(copies), [[value.numpy().tolist() for value in values] for values in run()]
 
-    for collectives, values in on_ranks(ranks(size), work, devices=("CPU:0", "CPU:1")):
+    for collectives, copies, of_devices in on_ranks(ranks(size), work, devices=("CPU:0", "CPU:1")):
         assert collectives == 2 * 2
-        assert values == [[2.0 * size] * number for number in (1, 1, 2, 2, 3, 3)]
+        assert copies == (0 if size == 1 else 2)
+        assert of_devices == 2 * [[[2.0 * size] * number for number in (1, 1, 2, 2, 3, 3)]]
 
 
 @OPS

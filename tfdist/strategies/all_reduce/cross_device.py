@@ -11,6 +11,7 @@ from tfdist.compression.compressor import Compressed, Compressor
 from tfdist.engine import buckets
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import ProcessGroup
+from tfdist.engine.posting import concatenated, split
 from tfdist.engine.slices import with_distinct_rows
 from tfdist.engine.sums import Sums, divided
 from tfdist.engine.tensorflow_sums import TensorFlowSums
@@ -88,10 +89,7 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
             if indices is not None:
                 shape = value_destination_pairs[place][0].values[0].dense_shape
                 totals[place] = with_distinct_rows(tf.IndexedSlices(totals[place], indices, shape))
-        return [
-            _equal_on_devices(private.simple_broadcast(total, where, always_mirrored=True), where)
-            for total, (_, where) in zip(totals, value_destination_pairs, strict=True)
-        ]
+        return self._copied(totals, [where for _, where in value_destination_pairs])
 
     def _of_samples(self, value: Any) -> Any:
         """Sets the contributions of replicas without samples to zero."""
@@ -184,9 +182,32 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
             return None
         return tf.add_n(self._shares.rows_of_replicas()) > 0
 
+    def _copied(self, totals: Sequence[Any], destinations: Sequence[Any]) -> list[Any]:
+        """Copies values to devices. Small ones of a dtype are one vector on the way, unless one device reduces all."""
+        results: dict[int, Any] = {}
+        devices = [private.get_devices_from(where) for where in destinations]
+        packs = not isinstance(self.local, private.ReductionToOneDevice)
+        dense = [
+            place for place, total in enumerate(totals) if packs and len(devices[place]) > 1 and _has_known_shape(total)
+        ]
+        sizes = [totals[place].shape.num_elements() * totals[place].dtype.size for place in dense]
+        for bucket in buckets.plan(sizes, [(totals[place].dtype, devices[place]) for place in dense]):
+            members = [dense[member] for member in bucket.members]
+            packed = concatenated([totals[place] for place in members])
+            parts = []
+            for copy in _mirrored(packed, destinations[members[0]]).values:
+                with tf.device(copy.device):
+                    parts.append(split(copy, [totals[place].shape for place in members]))
+            for place, *copies in zip(members, *parts, strict=True):
+                results[place] = private.Mirrored(copies)
+        for place, total in enumerate(totals):
+            if place not in results:
+                results[place] = _equal_on_devices(_mirrored(total, destinations[place]), destinations[place])
+        return [results[place] for place in range(len(totals))]
+
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
         """Copies a tensor to this process's devices only; see `tf.distribute.CrossDeviceOps`."""
-        return private.simple_broadcast(tensor, destinations, always_mirrored=True)
+        return _mirrored(tensor, destinations)
 
     def _gather_implementation(self, per_replica_value: Any, destinations: Any, axis: int, options: Any) -> Any:
         local = (
@@ -195,7 +216,16 @@ class ProcessCrossDeviceOps(private.CrossDeviceOps):
             else (per_replica_value.values[0])
         )
         gathered = self._exchange.all_gather(local, axis)
-        return private.simple_broadcast(gathered, destinations, always_mirrored=True)
+        return _mirrored(gathered, destinations)
+
+
+def _mirrored(value: Any, destinations: Any) -> Any:
+    """Copies a value to each device."""
+    return private.simple_broadcast(value, destinations, always_mirrored=True)
+
+
+def _has_known_shape(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.shape.is_fully_defined()
 
 
 def _equal_on_devices(total: Any, destinations: Any) -> Any:
@@ -203,7 +233,7 @@ def _equal_on_devices(total: Any, destinations: Any) -> Any:
     copies: tuple[Any, ...] = total.values if isinstance(total, private.DistributedValues) else ()
     if len(copies) < 2 or not isinstance(copies[0], tf.IndexedSlices):
         return total
-    return private.simple_broadcast(with_distinct_rows(copies[0]), destinations, always_mirrored=True)
+    return _mirrored(with_distinct_rows(copies[0]), destinations)
 
 
 def _rows(value: Any) -> Any:
