@@ -2,6 +2,8 @@
 
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -13,11 +15,27 @@ pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "tensorflow_sums.py")
 CHECKS = ["models", "loops", "refused"]
+SWEPT = ["optimizers", "strategies"]
 
 
-@checks({2: [*CHECKS, sweep("optimizers")], 3: [*map(sweep, CHECKS), sweep("optimizers")]})
+@checks({2: [*CHECKS, *map(sweep, SWEPT)], 3: [*map(sweep, CHECKS), *map(sweep, SWEPT)]})
 def test_sums_by_tensorflow_train_as_plain_keras(size, check, passes):
     passes(size, check)
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(not harness.MPIEXEC.exists(), reason="needs MPICH's mpiexec")
+def test_by_mpiexec():
+    ended = subprocess.run(
+        [str(harness.MPIEXEC), "-n", "2", sys.executable, PROGRAM],
+        env=harness.environment(TEST_CASES="models,loops"),
+        capture_output=True,
+        text=True,
+        timeout=harness.DEADLINE,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("PASSED loops") == 2, ended.stdout
 
 
 def test_killed_rank_is_named(tmp_path):

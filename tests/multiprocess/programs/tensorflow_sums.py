@@ -43,7 +43,7 @@ def compiled(make, optimizer=momentum, made=strategy, **how):
     keras.utils.set_random_seed(1)
     with made.scope():
         model = make()
-        model.compile(optimizer(), "mse", run_eagerly=made is not strategy, **how)
+        model.compile(optimizer(), "mse", run_eagerly=not isinstance(made, tfdist.AllReduceStrategy), **how)
     return model
 
 
@@ -106,6 +106,20 @@ def loops():
         other.train_on_batch(TOKENS[whole], Y[whole])
     assert_alike(model)
     assert_close(model, other.get_weights())
+
+
+def strategies():
+    """A second strategy has the first one's connections, and its steps alternate with the first one's."""
+    second = tfdist.AllReduceStrategy(algorithm="tensorflow", devices=["CPU:0"])
+    cases = [(dense, X), (words, TOKENS)]
+    pairs = [(compiled(make, made=made), x) for made in (strategy, second) for make, x in cases]
+    for _ in range(2):
+        for model, x in pairs:
+            fit(model, x, 1)
+    for model, _ in pairs:
+        assert_alike(model)
+    for (model, _), (like, _) in zip(pairs[:2], pairs[2:], strict=True):
+        assert_close(model, like.get_weights())
 
 
 def refused():
