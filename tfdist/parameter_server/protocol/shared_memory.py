@@ -19,7 +19,7 @@ from tfdist.parameter_server.protocol.wire import InvalidMessageError
 
 _MAGIC = b"tfsm"
 _ALIGNMENT = 64
-LEAST_BYTES = 1 << 18
+LEAST_BYTES = 1 << 16
 """Minimum bytes of a message's arrays in a segment; fewer are as fast in frames."""
 
 
