@@ -1,8 +1,6 @@
 """`tfdist bench` on real processes, however they are started."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -52,9 +50,7 @@ def test_measures_both_levels_where_mpi_sees_two_machines(tmp_path):
 @pytest.mark.skipif(not harness.MPIEXEC.exists(), reason="needs MPICH's mpiexec")
 def test_runs_under_mpiexec(tmp_path):
     bench = ["-m", "tfdist.cli", "bench", *QUICK, "--algorithms", "ring"]
-    command = [str(harness.MPIEXEC), "-n", "3", sys.executable, *bench]
-    env = harness.environment(XDG_CACHE_HOME=str(tmp_path))
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=harness.DEADLINE, check=False)
+    ended = harness.mpiexec(3, *bench, XDG_CACHE_HOME=str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     assert "3 processes on 1 machine" in ended.stdout
 

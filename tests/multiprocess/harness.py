@@ -258,6 +258,11 @@ def tfdist(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]
     return completed([sys.executable, "-m", "tfdist.cli", *arguments], environment(**settings))
 
 
+def mpiexec(size: int, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python on several ranks under MPICH's launcher to its end, as long as its processes get on."""
+    return completed([str(MPIEXEC), "-n", str(size), sys.executable, *arguments], environment(**settings))
+
+
 def completed(
     command: Sequence[str], env: Mapping[str, str], cwd: str | Path | None = None, still: float = STILL_SECONDS
 ) -> subprocess.CompletedProcess[str]:

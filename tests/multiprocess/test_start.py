@@ -5,8 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -82,14 +80,7 @@ def test_evaluator_is_not_a_rank_of_the_job():
 
 @pytest.mark.skipif(not harness.MPIEXEC.exists(), reason="needs MPICH's mpiexec")
 def test_mpiexec(tmp_path):
-    ended = subprocess.run(
-        [str(harness.MPIEXEC), "-n", "3", sys.executable, *JOIN],
-        env=harness.environment(TEST_FOLDER=str(tmp_path)),
-        capture_output=True,
-        text=True,
-        timeout=harness.DEADLINE,
-        check=False,
-    )
+    ended = harness.mpiexec(3, *JOIN, TEST_FOLDER=str(tmp_path))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     lines = sorted(path.read_text() for path in tmp_path.iterdir())
     assert lines == ["SUM 0 3 0 6.0", "SUM 1 3 1 6.0", "SUM 2 3 2 6.0"]
@@ -380,14 +371,7 @@ def test_nothing_is_pickled():
     """With or without a launcher; whoever sends a pickle has code run by who reads it."""
     sums(harness.run(["-c", PICKLES, *JOIN], 3), 3)
     if harness.MPIEXEC.exists():
-        ended = subprocess.run(
-            [str(harness.MPIEXEC), "-n", "3", sys.executable, "-c", PICKLES, *JOIN],
-            env=harness.environment(),
-            capture_output=True,
-            text=True,
-            timeout=harness.DEADLINE,
-            check=False,
-        )
+        ended = harness.mpiexec(3, "-c", PICKLES, *JOIN)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         assert ended.stdout.count("SUM") == 3
 

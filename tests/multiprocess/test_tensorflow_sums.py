@@ -2,8 +2,6 @@
 
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -26,14 +24,7 @@ def test_sums_by_tensorflow_train_as_plain_keras(size, check, passes):
 @pytest.mark.sweep
 @pytest.mark.skipif(not harness.MPIEXEC.exists(), reason="needs MPICH's mpiexec")
 def test_by_mpiexec():
-    ended = subprocess.run(
-        [str(harness.MPIEXEC), "-n", "2", sys.executable, PROGRAM],
-        env=harness.environment(TEST_CASES="models,loops"),
-        capture_output=True,
-        text=True,
-        timeout=harness.DEADLINE,
-        check=False,
-    )
+    ended = harness.mpiexec(2, PROGRAM, TEST_CASES="models,loops")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("PASSED loops") == 2, ended.stdout
 
