@@ -41,7 +41,7 @@ class Division:
         self._factor = dtype.type(factor)
 
     def add(self, own: np.ndarray, incoming: np.ndarray, out: np.ndarray) -> None:
-        """Adds two vectors into a third. If one overflows, the first element becomes NaN, and remains so on its way."""
+        """Adds two vectors into a third, whose first element becomes NaN if a sum overflows, and remains so."""
         with np.errstate(all="ignore", over="call", call=self._told):
             np.add(own, incoming, out=out)
         if self._overflows:
