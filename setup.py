@@ -1,7 +1,14 @@
 """Builds the library of TensorFlow operations, if there is a C compiler; everything else is in setup.cfg."""
 
+import zlib
+from pathlib import Path
+
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+
+SOURCE = "tfdist/engine/shared_sums.c"
+CHECKSUM = zlib.crc32(Path(SOURCE).read_bytes())
 
 
 class BuildLibrary(build_ext):
@@ -17,7 +24,8 @@ setup(
     ext_modules=[
         Extension(
             "tfdist.engine.shared_sums",
-            ["tfdist/engine/shared_sums.c"],
+            [SOURCE],
+            define_macros=[("TFDIST_SOURCE", f'"built from {CHECKSUM:08x}"')],
             extra_compile_args=["-std=gnu11", "-O3", "-ffp-contract=off"],
             optional=True,
         )

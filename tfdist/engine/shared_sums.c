@@ -23,6 +23,9 @@
 #include <string.h>
 #include <time.h>
 
+/* Tells what the library was built from; see machine_code.py, which looks for it in the file. */
+__attribute__((used)) static const char source[] = TFDIST_SOURCE;
+
 /* TensorFlow's C API, as far as it is used, so that one binary serves all versions, and needs none to be built:
    tensorflow/c/{c_api,kernels,ops,tf_datatype,tf_status,tf_tensor}.h. */
 typedef struct TF_Status TF_Status;
