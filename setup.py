@@ -6,7 +6,6 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-
 SOURCE = "tfdist/engine/shared_sums.c"
 CHECKSUM = zlib.crc32(Path(SOURCE).read_bytes())
 

@@ -190,8 +190,9 @@ def test_stall_explanation_lists_posted_calls_and_missing_ranks(job):
     assert all(job.told[rank] == [StatusRequest()] for rank in range(3))
     job.hear(0, RankStatus((CollectiveCall("sum of 2 float32 #0", 4, 17, None, "kernel, bias"),), {4: 18}))
     job.hear(1, RankStatus((CollectiveCall("gather", 5, 0, None),), {4: 17, 5: 1}))
-    why = job.coordination.explanation(60)
-    assert why.splitlines() == [
+    report = job.coordination.explanation(60)
+    assert report.late == {0: "rank 0, task 0,", 1: "rank 1, task 1,", 2: "rank 2, task 2,"}
+    assert report.why.splitlines() == [
         "a rank has waited for more than 60 s.",
         "  rank 0 has posted sum of 2 float32 #0 (call 18: kernel, bias); missing: rank 1, rank 2.",
         "  rank 1 has posted gather (call 1); missing: rank 0, rank 2.",
@@ -206,5 +207,7 @@ def test_a_stall_concerns_the_members_of_the_group(job):
     job.hear(0, RankStatus((CollectiveCall("sum", 4, 0, (0, 2)),), {4: 1}))
     job.hear(1, RankStatus((), {}))
     assert job.coordination.concerned() == {0, 2}
-    assert "rank 1" not in job.coordination.explanation(60)
-    assert "rank 2, task 2, does not answer" in job.coordination.explanation(60)
+    report = job.coordination.explanation(60)
+    assert "rank 1" not in report.why
+    assert "rank 2, task 2, does not answer" in report.why
+    assert report.late == {2: "rank 2, task 2,"}

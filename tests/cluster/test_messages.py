@@ -41,7 +41,7 @@ FROM_SERVER = [
     messages.TaskFinished(1, "worker 1", {}),
     messages.AllMPIShutDown(),
     messages.JobOver(),
-    messages.StallReport("why"),
+    messages.StallReport("why", {1: "rank 1, worker 1,"}),
     messages.StatusRequest(),
     messages.RankJoined(1, {0: 1}),
     messages.AllJoined(2),

@@ -462,7 +462,9 @@ def test_a_stall_is_explained_to_all(job):
         first.say(RankStatus((CollectiveCall("sum", 0, 2, None),), {0: 3}))
         second.say(RankStatus((), {0: 2}))
         for task in (first, second):
-            assert "rank 0 has posted sum (call 3); missing: rank 1." in task.wait_for(StallReport).why
+            report = task.wait_for(StallReport)
+            assert "rank 0 has posted sum (call 3); missing: rank 1." in report.why
+            assert list(report.late) == [1]
         second.say(Stalled(60))  # a moment later
         for task in (first, second):
             task.say(GetValue(1, "nothing", wait=False))

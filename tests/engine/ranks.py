@@ -12,6 +12,7 @@ import threading
 import pytest
 import tensorflow as tf
 
+from tfdist.cluster.messages import Stalled, StallReport
 from tfdist.cluster.settings import Timeouts
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
@@ -34,7 +35,7 @@ class Agreeing:
 
     def __init__(self, size):
         self.size = size
-        self.failure, self.departed, self.names, self.joined = None, {}, {}, {}
+        self.failure, self.departed, self.names, self.joined, self.stall = None, {}, {}, {}, None
         self._signatures, self.told = {}, []
         self._numbers, self._waiting, self._lock = {}, {}, threading.Lock()
 
@@ -46,7 +47,8 @@ class Agreeing:
         self.failure = self.failure or error
 
     def send(self, message):
-        pass
+        if isinstance(message, Stalled):
+            self.stall = StallReport("", {})
 
     def ask(self, make, then, refused):
         message = make(0)

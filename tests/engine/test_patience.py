@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.cluster.messages import CollectiveCall, Resumed, Stalled, StandIn, WaitingForCall
+from tfdist.cluster.messages import CollectiveCall, Resumed, Stalled, StallReport, StandIn, WaitingForCall
 from tfdist.cluster.settings import Timeouts
 from tfdist.engine.operations import Operation
 from tfdist.engine.patience import STANDING_SECONDS, WaitMonitor
@@ -17,6 +17,7 @@ class Connection:
 
     def __init__(self):
         self.failure, self.departed, self.joined, self.names, self.sent = None, {}, {}, {}, []
+        self.stall = None
 
     def send(self, message):
         self.sent.append(message)
@@ -68,11 +69,25 @@ def test_stall_is_reported_once_per_interval(control):
     assert control.sent == [Stalled(seconds) for seconds in (10, 20, 30)]
 
 
-def test_wait_beyond_the_deadline_raises_timeout(control):
-    wait = patience(control, collective=100)
+def test_wait_beyond_the_deadline_raises_timeout_with_the_late_ranks(control):
+    wait = patience(control, members=(0, 1, 2), collective=100, stall=200)
     wait.check(99)
-    with pytest.raises(CollectiveTimeoutError, match=r"rank 0 waited 100 s in sum \(call 3\) for ranks that are alive"):
-        wait.check(101)
+    control.stall = StallReport("long ago", {2: "rank 2, worker 2,"})
+    wait.check(101)
+    assert control.sent[-1] == Stalled(100)
+    wait.check(102)
+    assert control.sent.count(Stalled(100)) == 1
+    control.stall = StallReport("now", {0: "rank 0,", 1: "rank 1, worker 1,", 3: "rank 3,"})
+    words = r"waited 100 s in sum in group \[0, 1, 2\] \(call 3\), in which rank 1, worker 1, did not take part"
+    with pytest.raises(CollectiveTimeoutError, match=words):
+        wait.check(103)
+
+
+def test_wait_ends_although_the_server_does_not_explain_it(control):
+    wait = patience(control, collective=100)
+    wait.check(101)
+    with pytest.raises(CollectiveTimeoutError, match=r"\(call 3\), in which other ranks did not take part"):
+        wait.check(110)
 
 
 def test_the_jobs_failure_counts_before_all_else(control):

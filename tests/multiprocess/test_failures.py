@@ -72,6 +72,7 @@ def late_rank():
     settings = {"TEST_DO": "sleep", "TFDIST_COLLECTIVE_TIMEOUT": "3"}
     with harness.started(TRAIN, 2, settings) as processes:
         processes.await_output(0, "ERROR CollectiveTimeoutError rank 0 waited 3 s")
+        assert re.search(r"\(call \d+\), in which rank 1, worker 1 .* did not take part", processes.output(0))
 
 
 def test_ranks_that_build_different_models():

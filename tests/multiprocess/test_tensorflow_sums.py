@@ -40,3 +40,14 @@ def test_stopped_rank_is_named(tmp_path):
         processes.signal(1, signal.SIGSTOP)
         processes.await_output(0, "gave no sign of life")
         assert re.search(r"PeerLostError: rank 1, worker 1 .* gave no sign of life", processes.output(0))
+
+
+@pytest.mark.sweep
+def test_rank_that_sticks_before_a_sum_is_named(tmp_path):
+    """The ranks have agreed to take the step, so that no collective of tfdist itself waits for it."""
+    settings = {"TEST_CASES": "stuck", "TFDIST_COLLECTIVE_TIMEOUT": "5"}
+    with harness.started([PROGRAM, str(tmp_path)], 3, settings) as processes:
+        words = "waited 5 s in sum by TensorFlow (call 3), in which rank 1, worker 1"
+        for rank in (0, 2):  # the one that comes first tells the other
+            processes.await_output(rank, "RAISED")
+            assert words in processes.output(rank).partition("RAISED")[2], processes.outputs()

@@ -86,6 +86,7 @@ class Control:
         departed: number of calls of each collective that a task had posted when its script ended, by task.
         names: names for messages of the tasks whose scripts have ended, by task.
         joined: number of calls of each collective that a rank had posted when it joined (`Engine.join`), by rank.
+        stall: the server's last explanation of a stall; None if there was none.
     """
 
     def __init__(self, address: str, claims: Claims, secret: bytes, timeouts: Timeouts) -> None:
@@ -98,6 +99,7 @@ class Control:
         self.departed: dict[int, dict[int, int]] = {}
         self.names: dict[int, str] = {}
         self.joined: dict[int, dict[int, int]] = {}
+        self.stall: messages.StallReport | None = None
         self.claims = claims
         self._secret = secret
         self._timeouts = timeouts
@@ -353,8 +355,9 @@ class Control:
                 for method in self._on_abort:
                     if (callback := method()) is not None:
                         callback(message)
-            case messages.StallReport(why):
-                log.warning("tfdist: %s", why)
+            case messages.StallReport():
+                self.stall = message
+                log.warning("tfdist: %s", message.why)
             case _:
                 self._heard_of_collectives(message)
 

@@ -23,6 +23,7 @@ from tfdist.cluster.messages import (
     RendezvousMessage,
     Reply,
     Resumed,
+    StallReport,
     StatusRequest,
     WaitingForCall,
 )
@@ -241,8 +242,8 @@ class CollectiveCoordinator:
         calls = (call for report in self._reports.values() for call in report.under_way)
         return frozenset().union(*(self._ranks(call.members) for call in calls)) or self._everyone
 
-    def explanation(self, seconds: float) -> str:
-        """Describes, from the ranks' answers, which ranks are missing from which collectives.
+    def explanation(self, seconds: float) -> StallReport:
+        """Explains, from the ranks' answers, which ranks are missing from which collectives.
 
         Args:
             seconds: seconds that the rank which asked has waited.
@@ -261,7 +262,8 @@ class CollectiveCoordinator:
                 lines.append(f"rank {rank} has posted {what}; missing: {_listed(late) or 'none, it is under way'}.")
                 for other in late:
                     missing.setdefault(other, []).append(_named(call))
-        for rank in sorted(self.concerned()):
+        concerned = sorted(self.concerned())
+        for rank in concerned:
             if rank not in self._reports:
                 lines.append(f"{self._name(rank)} does not answer: it is stopped, or its link is cut.")
             elif rank in self._joined:
@@ -272,7 +274,8 @@ class CollectiveCoordinator:
                 lines.append(
                     f"{self._name(rank)} {state}; it has not posted {', '.join(dict.fromkeys(missing[rank]))}."
                 )
-        return "\n  ".join(lines)
+        late_ranks = {rank: self._name(rank) for rank in concerned if rank in missing or rank not in self._reports}
+        return StallReport("\n  ".join(lines), late_ranks)
 
     def _takes_part(self, rank: int, call: CollectiveCall) -> bool:
         report = self._reports.get(rank)

@@ -13,7 +13,7 @@ import msgspec
 from tfdist.cluster import quorum_messages as quorums
 from tfdist.cluster.message import RendezvousMessage
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Version of the messages. It is raised whenever they change, so that different versions end with a clear error."""
 
 MAX_LINE = 1 << 24
@@ -335,9 +335,15 @@ class JobOver(RendezvousMessage, frozen=True):
 
 
 class StallReport(RendezvousMessage, frozen=True):
-    """Explains which ranks are missing from which collectives."""
+    """Explains which ranks are missing from which collectives.
+
+    Attributes:
+        why: the explanation.
+        late: names of the ranks that are missing from a collective, or do not answer; by rank.
+    """
 
     why: str
+    late: dict[int, str]
 
 
 class StatusRequest(RendezvousMessage, frozen=True):

@@ -456,8 +456,9 @@ class RendezvousServer:
             timer.cancel()
             self._explaining = None
             self._explained = time.monotonic()
+            report = self._coordination.explanation(seconds)
             for rank in self._coordination.concerned():
-                self._tell(rank, messages.StallReport(self._coordination.explanation(seconds)))
+                self._tell(rank, report)
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

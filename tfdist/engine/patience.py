@@ -13,6 +13,9 @@ from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
 STANDING_SECONDS = 1.0
 """Seconds after which a rank that only waits reports it to the server, which detects ranks waiting for each other."""
 
+_ANSWER_SECONDS = 5.0
+"""Seconds after the deadline in which the server may still explain which ranks are late."""
+
 
 class WaitMonitor:
     """Decides how long to wait for a collective, and for which ranks.
@@ -43,6 +46,8 @@ class WaitMonitor:
         self._report = standing
         self._standing = False
         self._stalls = 0
+        self._known = control.stall
+        self._late: float | None = None
 
     def check(self, seconds: float) -> None:
         """Reports or ends the wait. Called regularly, with the seconds waited so far.
@@ -68,8 +73,8 @@ class WaitMonitor:
                         "has joined: set TFDIST_MACHINE_CODE=0 to sum a strategy's gradients without it."
                     )
         self.tell(seconds)
-        if seconds > self._timeouts.collective:
-            raise self.too_late()
+        if seconds > self._timeouts.collective and self._is_explained(seconds):
+            raise self._too_late()
 
     def tell(self, seconds: float) -> None:
         """Reports the wait to the server when a report is due."""
@@ -85,12 +90,25 @@ class WaitMonitor:
         if self._standing:
             self._control.send(messages.Resumed())
 
-    def too_late(self) -> TfdistError:
+    def _is_explained(self, seconds: float) -> bool:
+        """Asks the server who is late once the deadline is over; returns whether it has answered, or is late itself."""
+        if self._late is None:
+            self._late, self._known = seconds, self._control.stall
+            self._control.send(messages.Stalled(self._timeouts.collective))
+        return self._control.stall is not self._known or seconds > self._late + _ANSWER_SECONDS
+
+    def _too_late(self) -> TfdistError:
         """Returns the error for a wait that exceeds the deadline."""
+        stall, members = self._control.stall, self._pending.members
+        late = [
+            name
+            for rank, name in (stall.late.items() if stall is not None and stall is not self._known else ())
+            if rank != self._rank and (members is None or rank in members)
+        ]
         return CollectiveTimeoutError(
             f"rank {self._rank} waited {self._timeouts.collective:g} s in {self._pending.name} (call "
-            f"{self._pending.call + 1}) for ranks that are alive but did not take part. Check what they are doing; if "
-            "they may take that long, raise TFDIST_COLLECTIVE_TIMEOUT."
+            f"{self._pending.call + 1}), in which {' and '.join(late) or 'other ranks'} did not take part. Check what "
+            "they are doing; if they may take that long, raise TFDIST_COLLECTIVE_TIMEOUT."
         )
 
     def _is_missing(self, rank: int, counts: dict[int, int]) -> bool:

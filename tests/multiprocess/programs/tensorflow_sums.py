@@ -1,5 +1,7 @@
 """`AllReduceStrategy(algorithm="tensorflow")` against plain Keras; a check for each name in TEST_CASES."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -136,6 +138,30 @@ def endless():
     fit(model, X)
     print("READY", flush=True)
     model.fit(X, Y, batch_size=BATCH, epochs=10**6, verbose=0)
+
+
+class Sticking(layers.Layer):
+    """A layer in which rank 1 sticks at its third step, after it has told the others that it takes part."""
+
+    steps = 0
+
+    def call(self, inputs):
+        outputs = tf.py_function(self.stick, [inputs], inputs.dtype)
+        outputs.set_shape(inputs.shape)
+        return outputs
+
+    def stick(self, inputs):
+        self.steps += 1
+        if self.steps > 2 and rank == 1:
+            threading.Event().wait()
+        return inputs
+
+
+def stuck():
+    model = compiled(lambda: keras.Sequential([layers.Input((7,)), layers.Dense(2), Sticking()]))
+    with pytest.raises((tfdist.CollectiveTimeoutError, tfdist.PeerLostError)) as caught:
+        fit(model, X)
+    print("RAISED", caught.value, flush=True)
 
 
 run_checks(globals(), lambda: keras.backend.set_floatx("float64"))

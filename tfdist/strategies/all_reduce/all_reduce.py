@@ -172,7 +172,7 @@ class AllReduceStrategy(Processes):
         by_tensorflow = None
         if is_by_tensorflow and engine_group.size > 1:
             host = None if cluster is None else cluster.task.address.rpartition(":")[0]
-            by_tensorflow = functools.partial(TensorFlowSums, engine_group, chosen[0], host, timeouts)
+            by_tensorflow = functools.partial(TensorFlowSums, engine_group, chosen[0], host)
         compressor = None
         if compression is not None:
             compressor = Compressor(compression, engine_group.rank, engine_group.size, scatters=shard is not None)
