@@ -273,7 +273,7 @@ class Store(PrivateValues):
     def _function(
         self, kinds: tuple[Kind, ...], given: Sequence[Any], jit_compile: bool
     ) -> Callable[[Sequence[Any]], dict[int, Any]]:
-        """Returns the update as a graph. A `tf.function` takes three times as long to find the graph as to call it."""
+        """Returns the update as a graph. To find it, and to check its arguments, takes longer than to call it."""
         self._by_rows |= {number for number, kind in enumerate(kinds) if kind == "sparse"}
         # TensorFlow copies a variable that rows were scattered to for every read: such blocks are read only on demand.
         numbers = [_ITERATIONS, *(number for number in range(len(kinds)) if number not in self._by_rows)]
@@ -295,7 +295,8 @@ class Store(PrivateValues):
             for kind, array in zip(_of_arrays(kinds), given, strict=True)
         ]
         made = tf.function(update, jit_compile=jit_compile).get_concrete_function(*specs)
-        return lambda given: dict(zip(numbers, made(*given), strict=True))
+        captured = made.captured_inputs
+        return lambda given: dict(zip(numbers, made.inference_fn.call_flat(*given, *captured), strict=True))
 
     def _make(self, state: TrainingState) -> None:
         """Makes the variables and the optimizer."""
