@@ -17,6 +17,8 @@ import time
 import side_by_side
 
 ROWS, FEATURES, LENGTH = 8, 4, 5
+COLUMNS, VALUES, WIDTH = 26, 1000, 16
+"""Columns of categories of a table, values of each, and elements of the embedding of one."""
 FEW, MANY, EPOCHS = 20, 320, 8
 PLAIN, ONE, DENSE = "plain Keras", "AllReduceStrategy, 1 process", "Dense(1)"
 
@@ -60,6 +62,17 @@ def cases(rows, synchronized):
         options.autotune.enabled = False  # plain Keras would wait for it
         return tf.data.Dataset.from_tensors((x, x[..., :1])).repeat(steps).with_options(options)
 
+    def embedded():
+        columns = keras.Input((COLUMNS,), dtype="int32")
+        rows = [keras.layers.Embedding(VALUES, WIDTH)(columns[:, column]) for column in range(COLUMNS)]
+        model = keras.Model(columns, keras.layers.Dense(1)(keras.layers.Concatenate()(rows)))
+        model.compile("sgd", "mse")
+        return model
+
+    def categories(steps):
+        x = np.random.default_rng(0).integers(0, VALUES, (rows, COLUMNS)).astype("int32")
+        return batches(steps).map(lambda _, y: (x, y))
+
     on_batches = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
     scaled = keras.optimizers.LossScaleOptimizer
     return {
@@ -73,6 +86,7 @@ def cases(rows, synchronized):
             [],
         ),
         "8 × BatchNormalization, synchronized": (normalized, batches, []),
+        f"{COLUMNS} × Embedding": (embedded, categories, []),
     }
 
 

@@ -221,29 +221,34 @@ def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
     collectives = _context().among(group)
     results: dict[int, Any] = {}
     dense: list[tuple[int, tf.Tensor]] = []
+    sparse: list[tuple[int, tf.IndexedSlices]] = []
     flat = tf.nest.flatten(value)
     for place, part in enumerate(flat):
         if part is None:
             results[place] = None
         elif isinstance(part, tf.IndexedSlices):
-            results[place] = _slices(collectives.slices, part, op, group)
+            sparse.append((place, part))
         else:
             dense.append((place, _tensor("all_reduce", part, adds=True)))
     if dense:
         places, tensors = zip(*dense, strict=True)
         results.update(zip(places, _dense(collectives.bridge, list(tensors), op, group), strict=True))
+    if sparse:
+        places, slices = zip(*sparse, strict=True)
+        results.update(zip(places, _sparse(collectives.slices, list(slices), op, group), strict=True))
     return tf.nest.pack_sequence_as(value, [results[place] for place in range(len(flat))])
 
 
-def _slices(sums: Slices, slices: tf.IndexedSlices, op: str, group: Group | None) -> tf.IndexedSlices:
+def _sparse(sums: Slices, slices: list[tf.IndexedSlices], op: str, group: Group | None) -> list[tf.IndexedSlices]:
     if op not in ("sum", "mean"):
         raise ValueError(
             f"op must be 'sum' or 'mean' for IndexedSlices; got {op!r}. Convert them with tf.convert_to_tensor first"
         )
-    total = sums.all_reduce(slices)
+    totals = sums.all_reduce(slices)
     if op == "sum":
-        return total
-    return tf.IndexedSlices(_divided(total.values, _size(group)), total.indices, total.dense_shape)
+        return totals
+    count = _size(group)
+    return [tf.IndexedSlices(_divided(total.values, count), total.indices, total.dense_shape) for total in totals]
 
 
 def _dense(bridge: Bridge, tensors: list[tf.Tensor], op: str, group: Group | None) -> list[tf.Tensor]:

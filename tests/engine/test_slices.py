@@ -14,7 +14,7 @@ def summed(group, call, values, indices, shape=None, **arguments):
     """As arrays: the values, the indices, and the dense shape."""
 
     def all_reduce(*components):
-        slices = Slices(group).all_reduce(tf.IndexedSlices(*components), **arguments)
+        slices = Slices(group).all_reduce([tf.IndexedSlices(*components)], **arguments)[0]
         assert values.shape[1:] == tuple(slices.values.shape[1:])
         return slices
 
@@ -57,6 +57,47 @@ def test_rows_are_summed_where_that_sends_fewer_bytes(ranks, size, call, rows):
         total = sum(range(1, size + 1))
         np.testing.assert_array_equal(dense[[0, 3]], [[4 * total] * 3, [total] * 3])
         assert dense.sum() == 3 * 5 * total
+
+
+@BOTH_WAYS
+def test_rows_of_several_variables_are_summed_in_one_call_of_the_host(ranks, size, call):
+    """Each in its own way: variables of other dtypes, few and many rows, with a dense shape and without."""
+
+    def work(group):
+        values = [tf.ones([2, 3]), tf.ones([2, 1], tf.float64), tf.ones([4, 2])]
+        indices = [
+            tf.constant([group.rank, 3]),
+            tf.constant([group.rank, 3], tf.int64),
+            tf.constant([group.rank, 3, 3, 3]),
+        ]
+        shapes = [tf.constant([1000, 3]), None, tf.constant([4, 2])]
+
+        def all_reduce():
+            slices = [tf.IndexedSlices(*each) for each in zip(values, indices, shapes, strict=True)]
+            return Slices(group).all_reduce(slices, keep_rows=False, weight=tf.constant(0.5, tf.float64))
+
+        calls = group.engine.statistics.begun
+        return call(all_reduce), group.engine.statistics.begun - calls
+
+    for (few, unknown, many), collectives in ranks(size)(work):
+        gathered = [index for rank in range(size) for index in (rank, 3)]
+        for slices, width in ((few, 3), (unknown, 1)):
+            np.testing.assert_array_equal(slices.indices, gathered)
+            np.testing.assert_array_equal(slices.values, np.full([2 * size, width], 0.5))
+        assert few.dense_shape.numpy().tolist() == [1000, 3]
+        assert unknown.indices.dtype == tf.int64
+        assert unknown.values.dtype == tf.float64
+        np.testing.assert_array_equal(many.indices, range(4))
+        occurrences = np.bincount([*range(size), *[3] * 3 * size])
+        np.testing.assert_array_equal(many.values[:, 0], occurrences / 2)
+        assert collectives == 3, "the numbers of rows, the rows of two variables with their indices, and a dense sum"
+
+
+def test_without_slices_nothing_is_sent(ranks):
+    def work(group):
+        return Slices(group).all_reduce([]), group.engine.statistics.begun
+
+    assert ranks(2)(work) == [([], 0)] * 2
 
 
 def test_without_a_dense_shape_rows_cannot_be_summed(ranks):
@@ -118,7 +159,8 @@ def test_rows_of_unknown_static_shape_are_gathered(ranks):
     def work(group):
         @tf.function(input_signature=[tf.TensorSpec(None), tf.TensorSpec([None], tf.int32)])
         def all_reduce(values, indices):
-            return Slices(group).all_reduce(tf.IndexedSlices(tf.ensure_shape(values, [None, None]), indices))
+            (slices,) = Slices(group).all_reduce([tf.IndexedSlices(tf.ensure_shape(values, [None, None]), indices)])
+            return slices
 
         return all_reduce(tf.fill([group.rank, 3], 5.0), tf.fill([group.rank], 2))
 
@@ -133,7 +175,7 @@ def test_components_may_be_lists(ranks, call):
 
     def work(group):
         def all_reduce():
-            return Slices(group).all_reduce(tf.IndexedSlices([[1.0]], [group.rank], [9, 1]))
+            return Slices(group).all_reduce([tf.IndexedSlices([[1.0]], [group.rank], [9, 1])])[0]
 
         return call(all_reduce)
 

@@ -73,10 +73,10 @@ class Sums:
         )
         for place, total in zip(dense, reduced, strict=True):
             totals[place] = total
-        for place, value in enumerate(values):
-            if isinstance(value, tf.IndexedSlices):
-                slices = self.slices.all_reduce(value, contributes, keep_rows, weight)
-                totals[place] = divided(slices, self._size) if mean else slices
+        sparse = [place for place, value in enumerate(values) if isinstance(value, tf.IndexedSlices)]
+        gathered = self.slices.all_reduce([values[place] for place in sparse], contributes, keep_rows, weight)
+        for place, slices in zip(sparse, gathered, strict=True):
+            totals[place] = divided(slices, self._size) if mean else slices
         return totals
 
 

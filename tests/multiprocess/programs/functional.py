@@ -162,12 +162,15 @@ def slices():
     sums = functional._context().among(None).slices
     for call in (sums.all_reduce, tf.function(sums.all_reduce)):
         many = tf.IndexedSlices(tf.ones([50, 3]), tf.zeros([50], tf.int32), tf.constant([4, 3]))
-        assert len(call(many).values) == 50 * size
-        summed = call(many, keep_rows=False)
+        (kept,) = call([many])
+        assert len(kept.values) == 50 * size
+        (summed,) = call([many], keep_rows=False)
         equal(summed.values, [[50 * size] * 3, *[[0] * 3] * 3])
         np.testing.assert_array_equal(summed.indices, range(4))
         few = tf.IndexedSlices(tf.ones([1, 3]), tf.constant([rank]), tf.constant([1000, 3]))
-        np.testing.assert_array_equal(call(few, keep_rows=False).indices, everyone)
+        both = call([few, many], keep_rows=False)
+        np.testing.assert_array_equal(both[0].indices, everyone)
+        equal(both[1].values, summed.values)
 
 
 def means_near_the_limits():
@@ -209,11 +212,11 @@ def weights():
                 assert whole.dtype == dtype
     rows = tf.fill([2, 3], tf.cast(np.nan if rank == 0 else 2.0, tf.float16))
     for call in (sums.all_reduce, tf.function(sums.all_reduce)):
-        reduced = call(tf.IndexedSlices(rows, tf.constant([1, rank]), tf.constant([9, 3])), weight=weight)
+        (reduced,) = call([tf.IndexedSlices(rows, tf.constant([1, rank]), tf.constant([9, 3]))], weight=weight)
         np.testing.assert_allclose(reduced.values, np.repeat(2 * shares[1:], 2)[:, None] * np.ones(3), rtol=1e-3)
         np.testing.assert_array_equal(reduced.indices, [place for r in everyone[1:] for place in (1, r)])
     with pytest.raises(ValueError, match="either weight or contributes"):
-        sums.all_reduce(tf.IndexedSlices(tf.ones([1, 1]), [0]), weight=weight, contributes=tf.constant(True))
+        sums.all_reduce([tf.IndexedSlices(tf.ones([1, 1]), [0])], weight=weight, contributes=tf.constant(True))
     with pytest.raises(ValueError, match="floating-point or complex tensors; got"):
         bridge.all_reduce([tf.constant(1)], weight=weight)
 

@@ -195,7 +195,7 @@ class SplitAxis(Collectives):
 
     def _over_copies(self, gradients: Sequence[Any], weights: Sequence[WeightPart]) -> list[Any]:
         if isinstance(gradients[0], tf.IndexedSlices):
-            return [self._slices.all_reduce(gradients[0])]
+            return self._slices.all_reduce(gradients)
         for gradient, weight in zip(gradients, weights, strict=True):
             if tf.is_symbolic_tensor(gradient):
                 gradient.set_shape(weight.part.shape)  # so that it is known for that of a part

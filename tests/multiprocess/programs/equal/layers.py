@@ -211,3 +211,16 @@ def words_and_positions():
         model = keras.Model(words, keras.layers.Dense(10)(keras.layers.Flatten()(hidden)))
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return fitted(model, (np.arange(203 * 6).reshape(203, 6) * 37) % 50, Y)
+
+
+@spread
+def columns_of_a_table():
+    # Rows of all embeddings are summed together, those of small ones densely; one embedding has two columns.
+    sizes = (5, 1000, 50, 2000)
+    with strategy.scope():
+        table = keras.Input((5,), dtype="int32")
+        embeddings = [keras.layers.Embedding(size, 3 + place % 2) for place, size in enumerate(sizes)]
+        columns = [embeddings[place % 4](table[:, place] % sizes[place % 4]) for place in range(5)]
+        model = keras.Model(table, keras.layers.Dense(10)(keras.layers.Concatenate()(columns)))
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return fitted(model, (np.arange(203 * 5).reshape(203, 5) * 37) % 2000, Y)
