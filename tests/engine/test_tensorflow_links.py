@@ -104,6 +104,19 @@ def test_a_sum_that_does_not_go_on_is_reported_and_ended(links, is_in_graph):
     assert (pending.key, pending.call) == ("sum by TensorFlow", 2)
 
 
+def test_last_bytes_may_come_after_another_process_has_ended(links, monkeypatch):
+    """Until then, nothing says that this process waits in vain."""
+    monkeypatch.setattr(tensorflow_links, "_LAST_SECONDS", 1000.0)
+    links.made.left(1)
+    links.made.begin(tf.ones([2]))
+    while not links.reported:
+        links.monitor.is_over.wait(0.001)
+    links.made.end(tf.ones([2]))
+    assert links.monitor.is_over.wait(DEADLINE)
+    assert not links.monitor.checks
+    assert links.made.failure is None
+
+
 def test_a_sum_that_goes_on_after_a_while_is_not_ended(links, monkeypatch):
     first_check = threading.Event()
     monkeypatch.setattr(links.monitor, "check", lambda seconds: first_check.set())

@@ -46,8 +46,8 @@ class WaitMonitor:
         self._report = standing
         self._standing = False
         self._stalls = 0
-        self._known = control.stall
-        self._late: float | None = None
+        self._asked: float | None = None
+        self._known: messages.StallReport | None = None
 
     def check(self, seconds: float) -> None:
         """Reports or ends the wait. Called regularly, with the seconds waited so far.
@@ -92,10 +92,10 @@ class WaitMonitor:
 
     def _is_explained(self, seconds: float) -> bool:
         """Asks the server who is late once the deadline is over; returns whether it has answered, or is late itself."""
-        if self._late is None:
-            self._late, self._known = seconds, self._control.stall
+        if self._asked is None:
+            self._asked, self._known = seconds, self._control.stall
             self._control.send(messages.Stalled(self._timeouts.collective))
-        return self._control.stall is not self._known or seconds > self._late + _ANSWER_SECONDS
+        return self._control.stall is not self._known or seconds > self._asked + _ANSWER_SECONDS
 
     def _too_late(self) -> TfdistError:
         """Returns the error for a wait that exceeds the deadline."""

@@ -7,6 +7,7 @@ use what it has freed. So sums are counted in variables, a thread looks whether 
 from __future__ import annotations
 
 import atexit
+import math
 import socket
 import threading
 import time
@@ -25,7 +26,9 @@ _LOOPBACK = "127.0.0.1"
 _LOOK_SECONDS = 1.0
 """Seconds between two looks at the counts."""
 _LONG_SECONDS = 2.0
-"""Seconds after which a sum that does not go on waits for other processes, and not for its own last bytes."""
+"""Seconds after which the wait in a sum is reported."""
+_LAST_SECONDS = 10.0
+"""Seconds that the last bytes of a sum may be on their way when another process's script has ended after it."""
 
 
 class Links(Watcher):
@@ -55,6 +58,7 @@ class Links(Watcher):
                 tf.Variable(tf.zeros([], tf.int64), trainable=False, name=f"tfdist_sums_{name}")
                 for name in ("begun", "ended")
             )
+        self._left = -math.inf  # time at which the last script of another process has ended
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="tfdist-tensorflow-sums", daemon=True)
         control.watch(self)
@@ -108,8 +112,9 @@ class Links(Watcher):
         pending.call = ended
         try:
             while self._ended.numpy() == ended and not self._is_over.wait(_LOOK_SECONDS):
-                if monitor is not None:
-                    monitor.check(time.monotonic() - since)
+                now = time.monotonic()
+                if monitor is not None and now > self._left + _LAST_SECONDS:
+                    monitor.check(now - since)
         except TfdistError as error:
             engine.fail(error, pending.members)
             self.failed(error)
@@ -129,6 +134,11 @@ class Links(Watcher):
         """Ends sums, which need each process."""
         if task in self.group.members:
             self.failed(error)
+
+    def left(self, task: int) -> None:
+        """Has a sum go on for a while that may have all it needs of a process whose script has ended."""
+        if task in self.group.members:
+            self._left = time.monotonic()
 
     def failed(self, error: TfdistError) -> None:
         """Ends all sums, now and later."""
