@@ -46,9 +46,10 @@ def is_usable() -> bool:
     if where is None:
         return False
     try:
-        _check_source(Path(where))
         if "tensorflow" in sys.modules:
             load()
+        else:
+            _check_source(Path(where))
     except RuntimeError as error:
         log.warning("%s", error)
         return False

@@ -1,6 +1,6 @@
 """Rows of several variables as vectors, one of each dtype, in which they cross to the host and back.
 
-A tensor that crosses takes longer than its data, where these are few: each is an object of Python, which TensorFlow's
+Where rows are few, a tensor that crosses costs more than its data: each is an object of Python, which TensorFlow's
 threads release.
 """
 
