@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tests.engine.ranks import BOTH_WAYS, eagerly, in_a_graph
 from tfdist.engine.slices import Slices
+from tfdist.errors import MismatchError
 from tfdist.runtime import world
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int32]
@@ -90,7 +91,15 @@ def test_rows_of_several_variables_are_summed_in_one_call_of_the_host(ranks, siz
         np.testing.assert_array_equal(many.indices, range(4))
         occurrences = np.bincount([*range(size), *[3] * 3 * size])
         np.testing.assert_array_equal(many.values[:, 0], occurrences / 2)
-        assert collectives == 3, "the numbers of rows, the rows of two variables with their indices, and a dense sum"
+        assert collectives == 6, "the numbers of rows, a vector of each of two dtypes of rows and of indices, a dense sum"
+
+
+def test_rows_of_other_widths_raise_mismatch_error(ranks):
+    """As vectors they could be summed."""
+    both = ranks(2)
+    with pytest.raises(tf.errors.OpError, match=r"MismatchError: .*rows of 2(, 3)? float32"):
+        both(lambda group: summed(group, in_a_graph, np.zeros((3, 2 + group.rank), np.float32), np.arange(3)))
+    assert isinstance(both.groups[0].failure or both.groups[1].failure, MismatchError)
 
 
 def test_without_slices_nothing_is_sent(ranks):

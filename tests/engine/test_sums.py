@@ -32,3 +32,21 @@ def test_weights_apply_to_tensors_and_slices(ranks):
     for dense, slices in ranks(2)(work):
         np.testing.assert_allclose(dense, [4.0])
         np.testing.assert_allclose(slices.values, [[0.25], [0.75]])
+
+
+@BOTH_WAYS
+def test_collectives_of_tensors_and_of_slices_have_their_names(ranks, size, call, monkeypatch):
+    """In messages, of who is missing in which."""
+    everyone = ranks(size)
+    seen = [[] for _ in everyone.groups]
+
+    def work(group):
+        post, contents = group.post, seen[group.rank]
+        monkeypatch.setattr(
+            group, "post", lambda *given, **more: (contents.append(more["contents"]), post(*given, **more))[1]
+        )
+        slices = [tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0])) for _ in range(2)]
+        call(lambda: Sums(group).all_reduce([tf.ones([1]), *slices], ["kernel", "words", "authors"]))
+
+    everyone(work)
+    assert seen == [["kernel", "words, authors", "words, authors"]] * size, "of rows, and of their indices"

@@ -74,7 +74,9 @@ class Sums:
         for place, total in zip(dense, reduced, strict=True):
             totals[place] = total
         sparse = [place for place, value in enumerate(values) if isinstance(value, tf.IndexedSlices)]
-        gathered = self.slices.all_reduce([values[place] for place in sparse], contributes, keep_rows, weight)
+        gathered = self.slices.all_reduce(
+            [values[place] for place in sparse], contributes, keep_rows, weight, [names[place] for place in sparse]
+        )
         for place, slices in zip(sparse, gathered, strict=True):
             totals[place] = divided(slices, self._size) if mean else slices
         return totals
