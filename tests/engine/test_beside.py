@@ -8,11 +8,12 @@ from tfdist.engine.beside import Totals
 def test_calls_beside_the_engine_are_reported(ranks):
     engine = ranks(2).groups[0].engine
     site = (None, "a sum")
-    engine._numbers[site], engine._calls[site] = 5, 1
+    engine.numbers.take(site, 5)
+    engine.numbers.begin(site)
     engine.beside.sites[site] = types.SimpleNamespace(totals=lambda: Totals(2, 0.5))
     engine.beside.sites[None, "another"] = types.SimpleNamespace(totals=lambda: Totals(1, 0.25, 3, 4))
     assert engine.beside.totals() == Totals(3, 0.75, 3, 4)
-    assert engine.counts()[5] == engine.calls(site) == 3
+    assert engine.numbers.counts()[5] == engine.numbers.calls(site) == 3
     pending, monitor = engine.beside.waits_for(site, "kernel")
     assert (monitor is None) == (engine.control is None)
     (call,) = engine.state().under_way

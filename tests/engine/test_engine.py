@@ -219,15 +219,6 @@ def test_a_schedule_that_failed_is_not_taken_for_done(engines):
         made[0].wait(pending)
 
 
-def test_counts_are_kept_per_key():
-    world, control = LocalWorld(1), Agreeing()
-    engine = Engine(world.communicator(0), control, Timeouts(), tags=100)
-    for _ in range(3):
-        engine.run("a", ring.all_reduce(np.ones(3)))
-    engine.run("b", ring.all_reduce(np.ones(3)))
-    assert engine.counts() == {0: 3, 1: 1}
-
-
 def test_new_key_is_requested_once_by_concurrent_threads(engines):
     made, control = engines
     asked = []
@@ -299,7 +290,7 @@ def test_refused_calls_raise_and_are_not_counted(is_alone):
             engine.run("right", ring.all_reduce(total))
             assert total.tolist() == [2.0] * 5
             assert engine.under_way() == []
-            assert engine.counts() == {0: 1}
+            assert engine.numbers.counts() == {0: 1}
         return engine.failure is None
 
     try:
@@ -351,18 +342,14 @@ def test_calls_start_in_order_when_key_number_arrives_late():
         def ask(self, make, then, refused):
             self.answer = then
 
-    class Arriving(dict):
-        """Numbers that come when the queue's fourth call is looked up."""
+    def number_of(site):
+        """Numbers come when the queue's fourth call is looked up."""
+        lookups.append(site)
+        if len(lookups) == calls + 4:  # each call has looked once when it was posted
+            control.answer(0)
+        return of(site)
 
-        lookups = 0
-
-        def get(self, site, default=None):
-            self.lookups += 1
-            if self.lookups == 2 * calls + 4:  # each call has looked twice when it was posted
-                control.answer(0)
-            return super().get(site, default)
-
-    calls, control, started = 10, Held(), []
+    calls, control, started, lookups = 10, Held(), [], []
     engine = Engine(LocalWorld(2).communicator(0), control, Timeouts(), tags=1 << 20)
 
     def plan(call):
@@ -372,7 +359,7 @@ def test_calls_start_in_order_when_key_number_arrives_late():
 
         return schedule
 
-    engine._numbers = Arriving()
+    of, engine.numbers.of = engine.numbers.of, number_of
     for call in range(calls):
         engine.post("x", plan(call), overlaps=False)
     for _ in range(100):

@@ -91,7 +91,7 @@ def test_invitations_are_followed_once_and_in_the_order_of_the_calls(calls):
     """They arrive through the server, from ranks at different steps."""
     engine = Engine(LocalWorld(1).communicator(0), Inviting(calls), Timeouts())
     assert engine.join() == 0
-    assert engine.counts() == {4: 3}
+    assert engine.numbers.counts() == {4: 3}
     assert engine.under_way() == []
 
 

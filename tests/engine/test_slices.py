@@ -91,7 +91,9 @@ def test_rows_of_several_variables_are_summed_in_one_call_of_the_host(ranks, siz
         np.testing.assert_array_equal(many.indices, range(4))
         occurrences = np.bincount([*range(size), *[3] * 3 * size])
         np.testing.assert_array_equal(many.values[:, 0], occurrences / 2)
-        assert collectives == 6, "the numbers of rows, a vector of each of two dtypes of rows and of indices, a dense sum"
+        assert collectives == 6, (
+            "the numbers of rows, a vector of each of two dtypes of rows and of indices, a dense sum"
+        )
 
 
 def test_rows_of_other_widths_raise_mismatch_error(ranks):

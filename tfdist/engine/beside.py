@@ -79,8 +79,8 @@ class Beside:
         members, key = site
         pending = Pending(key, members, contents)
         pending.operation = operations.as_operation(operations.barrier().plan)  # nobody stands in
-        pending.number = self._engine.number(site)
-        pending.call = self._engine.calls(site) - 1
+        pending.number = self._engine.numbers.of(site)
+        pending.call = self._engine.numbers.calls(site) - 1
         self.waits.append(pending)
         return pending, self._engine.monitor(pending)
 

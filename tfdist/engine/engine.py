@@ -15,20 +15,20 @@ import contextlib
 import functools
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdist.cluster.control import Control
-from tfdist.cluster.messages import AgreeOnKey, RankStatus, WaitingForCall
+from tfdist.cluster.messages import RankStatus, WaitingForCall
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.schedule import Plan
 from tfdist.comm.communicator import Communicator
 from tfdist.comm.group import GroupCommunicator
 from tfdist.engine import operations
 from tfdist.engine.beside import Beside
+from tfdist.engine.call_numbers import CallNumbers
 from tfdist.engine.idling import Contention, Idling
 from tfdist.engine.joining import JoinCoordinator
 from tfdist.engine.operations import Operation
@@ -39,8 +39,6 @@ from tfdist.engine.timeline import EventRecorder
 from tfdist.errors import MismatchError, PeerLostError, TfdistError
 
 _EXPLANATION_SECONDS = 3.0
-_OWN = -1
-"""First number of keys that only this process uses, counted downwards; no message has their tags."""
 _PATIENT_NAP = 5e-3
 """Seconds that the progress thread sleeps when all calls are patient. Waking up interrupts computation on its core."""
 _TAGS_OF_A_KEY = 4
@@ -59,6 +57,7 @@ class Engine:
     Attributes:
         lost: errors of the ranks that are lost while this process goes on, by rank.
         beside: the collectives that run beside the engine.
+        numbers: numbers of call sites and calls.
         statistics: number of collectives so far, and time spent in them.
     """
 
@@ -72,13 +71,11 @@ class Engine:
         self._abandoned: list[Pending] = []
         self._unnoticed: TfdistError | None = None
         self.beside = Beside(self)
+        self.numbers = CallNumbers(control, self.beside)
         self.statistics = Statistics(communicator, self.beside)
         self._timeline: EventRecorder | None = None
         self._timeouts = timeouts
         self._tags = tags
-        self._numbers: dict[Site, int] = {}
-        self._calls: Counter[Site] = Counter()
-        self._counts: Counter[tuple[tuple[int, ...], str]] = Counter()
         self._communicators: dict[tuple[int, ...] | None, Communicator] = {None: communicator}
         self._posting = threading.Lock()
         self._lock = threading.Lock()
@@ -265,24 +262,7 @@ class Engine:
         if self._thread:
             self._thread.join(5.0)
 
-    def count(self, members: tuple[int, ...], kind: str) -> int:
-        """Counts objects of a kind that the members of a group make; returns the number of earlier ones."""
-        self._counts[members, kind] += 1
-        return self._counts[members, kind] - 1
-
     # Reports to other ranks.
-
-    def counts(self) -> dict[int, int]:
-        """Returns the number of calls that this rank has posted, by the key's number."""
-        return {number: self.calls(site) for site, number in self._numbers.copy().items()}
-
-    def calls(self, site: Site) -> int:
-        """Returns the number of calls of a site that this rank has posted, or that have begun beside the engine."""
-        return self._calls[site] + self.beside.calls(site)
-
-    def number(self, site: Site) -> int | None:
-        """Returns the number that the members have agreed on for a site; None before that."""
-        return self._numbers.get(site)
 
     def under_way(self) -> list[Pending]:
         """Returns the calls that this rank has posted and not completed."""
@@ -291,7 +271,7 @@ class Engine:
     def state(self) -> RankStatus:
         """Returns the collectives that this rank has under way, for the explanation of a stall."""
         under_way = [*self.under_way(), *self.beside.waits]
-        return RankStatus(tuple(pending.describe() for pending in under_way), self.counts())
+        return RankStatus(tuple(pending.describe() for pending in under_way), self.numbers.counts())
 
     # Beginning.
 
@@ -304,15 +284,17 @@ class Engine:
                 raise failure
             if len(members) > 1:
                 self._used.add(members)
-            pending.operation, pending.call = operations.as_operation(plan), self._calls[site]
-            pending.number = self._number(site, signature)
-            self._calls[site] += 1
+            pending.operation, pending.call = operations.as_operation(plan), self.numbers.posted(site)
+            pending.number = self.numbers.agree(
+                site, signature, functools.partial(self.agreed, site), functools.partial(self._undone, site)
+            )
+            self.numbers.begin(site)
             with self._lock:
                 if not self.under_way():
                     self.statistics.begin_communicating()
                 self._queued.append(pending)
             if pending.number is None:
-                pending.number = self._numbers.get(site)  # the answer may have come before the call was queued
+                pending.number = self.numbers.of(site)  # the answer may have come before the call was queued
         if pending.number is not None:
             with self._explained(), self._lock, np.errstate(all="ignore"):
                 self._start_queued()
@@ -321,26 +303,10 @@ class Engine:
     def _members(self, members: tuple[int, ...] | None) -> tuple[int, ...]:
         return tuple(range(self.size)) if members is None else members
 
-    def _number(self, site: Site, signature: str) -> int | None:
-        """Returns the number of a key; None until the members have agreed on it."""
-        number = self._numbers.get(site)
-        if number is not None:
-            return number
-        members, key = site
-        if self.control is None or (members is not None and len(members) == 1):
-            return self._numbers.setdefault(site, _OWN - len(self._numbers))
-        if not self._calls[site]:
-            self.control.ask(
-                lambda request: AgreeOnKey(request, key, signature, members),
-                lambda number: self._agreed(site, number),
-                lambda why: self._undone(site, why),
-            )
-        return None
-
-    def _agreed(self, site: Site, number: int) -> None:
-        """Takes the number of a key; called on the control connection's thread when all members have asked."""
+    def agreed(self, site: Site, number: int) -> None:
+        """Takes the number that the members have agreed on for a site, and numbers its queued calls."""
         with self._work:
-            self._numbers[site] = number
+            self.numbers.take(site, number)
             for pending in self._queued.copy():
                 if (pending.members, pending.key) == site:
                     pending.number = number
@@ -354,7 +320,7 @@ class Engine:
             is_alone = [(pending.members, pending.key) for pending in under_way] == [site]
             if is_alone:
                 self._queued.remove(under_way[0])
-                self._calls[site] -= 1
+                self.numbers.withdraw(site)
                 under_way[0].error = error
                 self.statistics.end_communicating()
         if not is_alone:
@@ -366,7 +332,7 @@ class Engine:
         for pending in self._queued.copy():
             site = (pending.members, pending.key)
             if pending.number is None:
-                pending.number = self._numbers.get(site)
+                pending.number = self.numbers.of(site)
             tag_is_used = any(
                 other.number == pending.number and other.call <= pending.call - _TAGS_OF_A_KEY for other in self._active
             )
@@ -395,14 +361,6 @@ class Engine:
         return self._communicators[members]
 
     # For a rank that has joined.
-
-    def learn(self, key: str, members: tuple[int, ...] | None, number: int) -> None:
-        """Takes the number that the other ranks have agreed on for a key."""
-        self._agreed((members, key), number)
-
-    def calls_of(self, key: str, members: tuple[int, ...] | None) -> int:
-        """Returns the number of calls of a key that this rank has posted."""
-        return self._calls[members, key]
 
     def advance(self) -> bool:
         """Drives the collectives under way once. Returns whether any of them progressed."""
@@ -558,7 +516,7 @@ class Engine:
 
     def _patience(self, control: Control, pending: Pending, blocking: bool) -> WaitMonitor:
         def standing() -> WaitingForCall:
-            return WaitingForCall(pending.describe(), self.counts(), is_alone=self.under_way() == [pending])
+            return WaitingForCall(pending.describe(), self.numbers.counts(), is_alone=self.under_way() == [pending])
 
         return WaitMonitor(self.rank, control, self._timeouts, pending, blocking, standing)
 

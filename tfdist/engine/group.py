@@ -97,7 +97,7 @@ class ProcessGroup:
         Returns:
             The number of objects that were made before.
         """
-        return self.engine.count(self.members, kind)
+        return self.engine.numbers.count(self.members, kind)
 
     # Collectives.
 

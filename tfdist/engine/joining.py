@@ -43,7 +43,7 @@ class JoinCoordinator:
         if control is None:
             return 0
         self._last = None
-        control.send(Join(engine.counts()))
+        control.send(Join(engine.numbers.counts()))
         while self._last is None or not self._invitations.empty():
             while not self._invitations.empty():
                 self._stand_in(self._invitations.get())
@@ -56,8 +56,9 @@ class JoinCoordinator:
     def _stand_in(self, invitation: Invited) -> None:
         engine, call = self._engine, invitation.call
         assert call.number is not None
-        engine.learn(call.key, call.members, call.number)
-        begun = engine.calls_of(call.key, call.members)
+        site = (call.members, call.key)
+        engine.agreed(site, call.number)
+        begun = engine.numbers.posted(site)
         if begun < call.call:
             self._early.append(invitation)  # the invitation to the call before is still on its way
         elif begun == call.call:  # otherwise this rank has followed an earlier invitation to this call

@@ -199,7 +199,7 @@ class _Channel:
         marks = (ctypes.c_double * 4)()
         machine_code.load().functions.tfdist_marks(ctypes.c_int64(self.number), marks)
         pending = Pending(key, members, self._contents)
-        pending.call = engine.calls((members, key)) - 1
+        pending.call = engine.numbers.calls((members, key)) - 1
         if recorder := engine.timeline:
             recorder.ran(pending, list(marks))
 

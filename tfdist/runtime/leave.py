@@ -120,7 +120,7 @@ def _leave_with_mpi(
     failed = known or control.failure is not None
     if (control.failure or engine.failure or engine.unnoticed) and not control.fails_first:
         launcher.report_to_launcher(launcher.VICTIM)
-    control.leave(reason, engine.counts(), LEAVE_SECONDS if failed else 0.0)
+    control.leave(reason, engine.numbers.counts(), LEAVE_SECONDS if failed else 0.0)
     if not failed:
         failed = not _await_others(control, engine)
     engine.close()

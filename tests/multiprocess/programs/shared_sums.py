@@ -265,7 +265,7 @@ def recorded():
     call(tf.zeros([10]))
     (flight,), (wait,) = recorder.flights, recorder.waits
     assert (flight.key, flight.contents) == ("summed: shared sum of 1 float32 #0", "1 of 1")
-    assert flight.call == engine.calls((None, flight.key)) - 2
+    assert flight.call == engine.numbers.calls((None, flight.key)) - 2
     assert list(flight.marks) == sorted(flight.marks)
     assert (wait.key, wait.begin, wait.end) == (flight.key, flight.marks[0], flight.marks[-1])
     assert 0 <= time.monotonic() - wait.end < 600
