@@ -2,6 +2,8 @@
 
 - *tfdist*: `AllReduceStrategy` on two processes, and on one.
 - *apart*: two processes of plain Keras that do not talk to each other, which no data-parallel training can exceed.
+- *apart, all rows* (the transformer): the same, but each applies as many rows of the embedding's gradient as both have,
+  as every process does where their gradients are summed.
 - *alone*: one process of plain Keras, on one core; *both cores*: one on two.
 - *DDP*: PyTorch's DistributedDataParallel on Gloo, an equal model of `torch.nn` in a loop of its own; *Keras in DDP*:
   the model of Keras, on PyTorch, in the same loop.
@@ -30,6 +32,7 @@ WORDS, LENGTH, WIDTH = 20_000, 128, 128
 WAYS = {
     "tfdist": ("tfdist", 2, 1),
     "apart": ("keras", 2, 1),
+    "apart, all rows": ("keras all-rows", 2, 1),
     "tfdist alone": ("tfdist", 1, 1),
     "alone": ("keras", 1, 1),
     "both cores": ("keras", 1, 2),
@@ -87,6 +90,25 @@ def model_of(name, width=WIDTH):
     return keras.Model(tokens, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
 
 
+def with_all_rows(base):
+    """Returns a class of optimizers that apply each sparse gradient's rows, and as many of other words."""
+    import tensorflow as tf
+
+    def of_both(gradient):
+        if not isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        values, indices = gradient.values, gradient.indices
+        return tf.IndexedSlices(
+            tf.concat([values, values], 0), tf.concat([indices, WORDS - 1 - indices], 0), gradient.dense_shape
+        )
+
+    class WithAllRows(base):
+        def apply(self, gradients, trainable_variables=None):
+            super().apply([of_both(gradient) for gradient in gradients], trainable_variables)
+
+    return WithAllRows
+
+
 def measure(name, way, size):
     """Trains, and reports the seconds of the fastest epoch on rank 0."""
     import keras
@@ -100,7 +122,8 @@ def measure(name, way, size):
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = model_of(name)
-        optimizer = keras.optimizers.Adam(1e-3) if name == "text" else keras.optimizers.SGD(0.01)
+        adam = with_all_rows(keras.optimizers.Adam) if way == "all-rows" else keras.optimizers.Adam
+        optimizer = adam(1e-3) if name == "text" else keras.optimizers.SGD(0.01)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"])
     batch = BATCH[name] * (size if way == "tfdist" else 1)
@@ -125,7 +148,7 @@ def samples_per_second(name, way, torch_python):
         script = os.path.join(os.path.dirname(__file__), "peers_torch.py")
         command, how = [script, name, kind.split()[-1]], {"cores": True, "python": torch_python}
     else:
-        command = [__file__, f"--measure={name}", kind, str(size)]
+        command = [__file__, f"--measure={name}", kind.split()[-1], str(size)]
         how = {"way": "tfdist" if kind == "tfdist" and size > 1 else "plain", "cores": cores == 1}
     seconds = side_by_side.measure_each(command, size, env=threads, **how)
     rates = [STEPS[name] * BATCH[name] / each for each in seconds]  # of those that do not talk, each has its own
@@ -147,16 +170,17 @@ def main():
     ways = [way for way, (kind, *_) in WAYS.items() if is_installed(kind, options.torch_python)]
     figures = {}
     for name in options.models:
+        own = [way for way in ways if name == "text" or "rows" not in way]
         rounds = [
-            {way: samples_per_second(name, way, options.torch_python) for way in ways} for _ in range(options.rounds)
+            {way: samples_per_second(name, way, options.torch_python) for way in own} for _ in range(options.rounds)
         ]
         figures[name] = {}
-        for way in ways:
+        for way in own:
             median, low, high = side_by_side.median_and_spread([rates[way] for rates in rounds])
             ratio, least, most = side_by_side.median_and_spread([rates["tfdist"] / rates[way] for rates in rounds])
             figures[name][way] = {"samples_per_s": median, "ratio": ratio, "from": least, "to": most}
             print(
-                f"{name:6} {way:13} {median:8.0f} samples/s ({low:.0f} to {high:.0f}); tfdist on two is "
+                f"{name:6} {way:15} {median:8.0f} samples/s ({low:.0f} to {high:.0f}); tfdist on two is "
                 f"{ratio:.2f} × ({least:.2f} to {most:.2f})",
                 flush=True,
             )

@@ -10,15 +10,21 @@ from tfdist.compression import OneBit, by_size
 from tfdist.strategies.keras import keras_seams
 from tfdist.strategies.keras.keras_variables import copy_of
 
-SHAPES = [(3, 2), (2,), (4, 3), (5, 2)]
+SHAPES = [(3, 2), (2,), (4, 3), (5, 2), (7, 2)]
+SPARSE = 2
+"""Number of the last variables, whose gradients are sparse."""
 ROWS = (3, 1)
 
 
 def gradients_of(rank, step):
     generator = np.random.default_rng(10 * step + rank)
-    dense = [tf.constant(generator.normal(size=shape).astype("float32")) for shape in SHAPES[:-1]]
-    rows = generator.normal(size=(2, 2)).astype("float32")
-    return [*dense, tf.IndexedSlices(tf.constant(rows), tf.constant([rank, 3]), tf.constant([5, 2]))]
+    dense = [tf.constant(generator.normal(size=shape).astype("float32")) for shape in SHAPES[:-SPARSE]]
+    rows = [generator.normal(size=(2, 2)).astype("float32") for _ in range(SPARSE)]
+    sparse = [
+        tf.IndexedSlices(tf.constant(each), tf.constant([rank, 3]), tf.constant(shape))
+        for each, shape in zip(rows, SHAPES[-SPARSE:], strict=True)
+    ]
+    return [*dense, *sparse]
 
 
 def together(step):
@@ -45,7 +51,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("cuts", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_are_those_of_one_process(ranks, monkeypatch, name, cuts):
-    """Also of rows: each rank has two rows of the third variable or more, and of the last one's sparse gradients."""
+    """Also of rows: each rank has two rows of the third variable or more, and of the sparse gradients."""
     if cuts:
         monkeypatch.setattr("tfdist.sharding.SPLIT_BYTES", 0)
 
@@ -89,10 +95,13 @@ def test_residuals_are_found_again(ranks, monkeypatch, tmp_path, cuts):
 
         def train(strategy, trained, optimizer, steps):
             for step in steps:
-                in_step(strategy, 1, 2, optimizer.apply, gradients_of(group.rank, step)[:-1], trained)
+                in_step(strategy, 1, 2, optimizer.apply, gradients_of(group.rank, step)[:-SPARSE], trained)
             return [variable.numpy() for variable in trained]
 
-        prefix, initial = tmp_path / f"{group.number('prefix')}", [np.ones(shape, "float32") for shape in SHAPES[:-1]]
+        prefix, initial = (
+            tmp_path / f"{group.number('prefix')}",
+            [np.ones(shape, "float32") for shape in SHAPES[:-SPARSE]],
+        )
         whole = train(*made(initial), range(5))
         first = made(initial)
         values = train(*first, range(3))
@@ -105,6 +114,23 @@ def test_residuals_are_found_again(ranks, monkeypatch, tmp_path, cuts):
         for expected, found, without in zip(whole, again, forgetful, strict=True):
             np.testing.assert_array_equal(found, expected)
             assert (without != expected).any()
+
+
+def test_rows_of_several_embeddings_are_summed_together(ranks):
+    def work(group):
+        strategy, begun = RankedShards(group), []
+        for count in (2, 5):
+            with strategy.scope():
+                trained, optimizer = [keras.Variable(np.ones((5, 2))) for _ in range(count)], keras.optimizers.SGD()
+                optimizer.build(trained)
+            rows = [tf.IndexedSlices(tf.ones([1, 2]), tf.constant([group.rank]), tf.constant([5, 2]))] * count
+            before = group.engine.statistics.begun
+            in_step(strategy, 1, 2, optimizer.apply, rows, trained)
+            begun.append(group.engine.statistics.begun - before)
+        return begun
+
+    for few, many in ranks(2)(work):
+        assert few == many
 
 
 def test_nothing_is_summed_outside_of_the_strategy(ranks):

@@ -28,17 +28,16 @@ def own_sums(
     replica = tf.distribute.get_replica_context()
     runs = replica is not None and replica.strategy.extended is extended
     sums: dict[int, Any] = {}
-    dense = []
-    for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-        if isinstance(gradient, tf.IndexedSlices) and runs:
-            options = private.WeighedOptions((None,), weight)
-            total = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradient], options)[0]
-            sums[place] = rows_of(total, owners[place], rank)
-            continue
-        gradient = gradients[place] = tf.convert_to_tensor(gradient)
+    sparse = [place for place, gradient in enumerate(gradients) if isinstance(gradient, tf.IndexedSlices) and runs]
+    if sparse:
+        options = private.WeighedOptions((None,) * len(sparse), weight)
+        totals = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[place] for place in sparse], options)
+        sums.update((place, rows_of(total, owners[place], rank)) for place, total in zip(sparse, totals, strict=True))
+    dense = [place for place in range(len(gradients)) if place not in sparse]
+    for place in dense:
+        gradient = gradients[place] = tf.convert_to_tensor(gradients[place])
         if tf.is_symbolic_tensor(gradient):
-            gradient.set_shape(variable.shape)
-        dense.append(place)
+            gradient.set_shape(variables[place].shape)
     dense.reverse()  # the last layer's gradient is ready first
     of_all = [place for place in dense if owners[place] == EVERYONE or owners[place].places]
     dealt = [place for place in dense if place not in of_all]
