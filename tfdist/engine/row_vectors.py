@@ -131,14 +131,16 @@ class RowVectors:
         """
         rows: dict[int, tf.Tensor] = {}
         indices: dict[int, tf.Tensor] = {}
+        heads = []
         for kind, vector in zip(self.layout.indices, vectors[len(self.layout.rows) :], strict=True):
-            sizes = tf.concat([[len(kind)], tf.cast(vector[: len(kind)], tf.int64)], 0)
+            heads.append(tf.cast(vector[: len(kind)], tf.int64))
+            sizes = tf.concat([[len(kind)], heads[-1]], 0)
             indices.update(zip(kind, tf.split(vector, sizes, num=len(kind) + 1)[1:], strict=True))
-        counts = [tf.size(indices[variable], tf.int64) for variable in range(len(self._slices))]
+        counts = tf.gather(_in_one(heads), np.argsort(np.concatenate(self.layout.indices)))
         for kind, vector in zip(self.layout.rows, vectors, strict=False):
-            sizes = [counts[variable] * self.widths[variable] for variable in kind]
-            for variable, part in zip(kind, tf.split(vector, sizes) if kind[1:] else [vector], strict=True):
-                rows[variable] = _shaped(part, self._slices[variable].values, counts[variable])
+            parts = tf.split(vector, tf.gather(counts * self.widths, kind), num=len(kind))
+            for variable, part in zip(kind, parts, strict=True):
+                rows[variable] = _shaped(part, self._slices[variable].values, counts, variable)
         return [
             tf.IndexedSlices(rows[variable], indices[variable], each.dense_shape)
             for variable, each in enumerate(self._slices)
@@ -174,12 +176,12 @@ def _width(values: tf.Tensor) -> tf.Tensor:
     return tf.reduce_prod(tf.shape(values, tf.int64)[1:]) if width is None else tf.constant(width, tf.int64)
 
 
-def _shaped(vector: tf.Tensor, like: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Returns rows of a vector, which have the shape of another tensor's rows."""
+def _shaped(vector: tf.Tensor, like: tf.Tensor, counts: tf.Tensor, variable: int) -> tf.Tensor:
+    """Returns a variable's rows of a vector, which have the shape of another tensor's rows."""
     if like.shape.rank == 1:
         return vector
     if like.shape[1:].num_elements():  # neither unknown nor zero
         return tf.reshape(vector, [-1, *like.shape[1:]])
-    rows = tf.reshape(vector, tf.concat([[count], tf.shape(like, tf.int64)[1:]], 0))
+    rows = tf.reshape(vector, tf.concat([[counts[variable]], tf.shape(like, tf.int64)[1:]], 0))
     rows.set_shape([None, *like.shape[1:]])
     return rows
