@@ -49,6 +49,14 @@ def words():
     return keras.Model(inputs, layers.Dense(2)(pooled))
 
 
+def words_again():
+    """An embedding that an early and a late stage look words up in."""
+    inputs = keras.Input((5,), dtype="int32")
+    embedding = layers.Embedding(9, 4)
+    hidden = layers.Dense(4)(layers.Dense(4, "tanh")(layers.GlobalAveragePooling1D()(embedding(inputs))))
+    return keras.Model(inputs, layers.Dense(2)(layers.Add()([hidden, embedding(keras.ops.argmax(hidden, -1))])))
+
+
 def adding_losses():
     return keras.Sequential(
         [
@@ -90,7 +98,7 @@ def words_inside():
 
 MODELS = {
     builder.__name__: builder
-    for builder in (perceptron, skips, shared, several_outputs, words, words_inside, tied, adding_losses)
+    for builder in (perceptron, skips, shared, several_outputs, words, words_inside, words_again, tied, adding_losses)
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +17,23 @@ from tfdist.engine.pending import Pending
 from tfdist.engine.row_vectors import Layout, Parts, RowVectors
 from tfdist.engine.weights import checked_weight, weighted, weighted_in_graph
 from tfdist.tensors import to_array, to_tensor
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A call site of sums.
+
+    Attributes:
+        key: its key.
+        is_eager: whether the process does nothing else meanwhile.
+        layout: layout of its vectors.
+        contents: names of its variables.
+    """
+
+    key: str
+    is_eager: bool
+    layout: Layout
+    contents: str
 
 
 class Slices:
@@ -73,13 +91,16 @@ class Slices:
         vectors = RowVectors(given)
         heads = tf.stack([_rows_of_variable(None if keep_rows else each.dense_shape) for each in given])
         operands = [tf.constant(True) if share is None else share, tf.stack([vectors.widths, heads]), *vectors.vectors]
-        key = f"rows of {len(given)} {', '.join(sorted({each.dtype.name for each in values}))}"
-        on_host = functools.partial(self._on_host, vectors.layout, ", ".join(names))
         if tf.executing_eagerly():
-            results = on_host(f"eager {key}", *operands)
+            # With the forms, so that processes with others wait for another key, and later calls work.
+            forms = (f"{s.values.dtype.name} {s.values.shape[1:]} by {s.indices.dtype.name}" for s in given)
+            site = _Site(f"eager rows of {', '.join(forms)}", True, vectors.layout, ", ".join(names))
+            results = self._on_host(site, *operands)
         else:
+            key = f"rows of {len(given)} {', '.join(sorted({each.dtype.name for each in values}))}"
+            site = _Site(call_site(key, self._group.members), False, vectors.layout, ", ".join(names))
             results = host_call(
-                functools.partial(on_host, call_site(key, self._group.members)),
+                functools.partial(self._on_host, site),
                 operands,
                 [vector.dtype for vector in vectors.vectors],
                 name="tfdist_slices",
@@ -88,15 +109,11 @@ class Slices:
             result.set_shape([None])
         return [with_distinct_rows(total) for total in vectors.cut(results)]
 
-    def _on_host(
-        self, layout: Layout, contents: str, key: str, share: tf.Tensor, sizes: tf.Tensor, *vectors: tf.Tensor
-    ) -> list[tf.Tensor]:
+    def _on_host(self, site: _Site, share: tf.Tensor, sizes: tf.Tensor, *vectors: tf.Tensor) -> list[tf.Tensor]:
         """Gathers the rows of several variables, or sums them if that sends fewer bytes.
 
         Args:
-            layout: layout of the vectors.
-            contents: names of the variables.
-            key: key of the call site.
+            site: the call site.
             share: whether this process contributes, or its weight.
             sizes: numbers of elements in a row of each variable; and numbers of rows of the whole variables, 0 for
                 those that are gathered in any case.
@@ -105,7 +122,7 @@ class Slices:
         Returns:
             The vectors of all processes.
         """
-        widths, heads = sizes.numpy().tolist()
+        layout, (widths, heads) = site.layout, sizes.numpy().tolist()
         arrays = [to_array(vector) for vector in vectors]
         dtypes = [array.dtype for array in arrays]
         factor = float(share) if share.dtype == tf.float64 else None
@@ -116,35 +133,33 @@ class Slices:
         dense = {}
         if any(heads):
             own = layout.unpack(arrays, [[len(array)] for array in arrays], widths)
-            dense = self._posted_sums(key, own, widths, heads)
+            dense = self._posted_sums(site.key, own, widths, heads)
             if dense:
                 own = [Parts() if variable in dense else parts for variable, parts in enumerate(own)]
                 arrays = layout.pack(own, dtypes, self._group.take)
         parts = [Parts() for _ in widths]
         if len(dense) < len(widths):
-            parts = layout.unpack(*self._gathered(key, layout, contents, widths, arrays), widths)
+            parts = layout.unpack(*self._gathered(site, widths, arrays), widths)
         for variable, (total, posted) in dense.items():
-            self._group.wait(posted)
+            self._group.wait(posted, site.is_eager)
             parts[variable] = Parts([total], [np.arange(heads[variable])])
         return [to_tensor(vector) for vector in layout.pack(parts, dtypes, self._group.take)]
 
     def _gathered(
-        self, key: str, layout: Layout, contents: str, widths: Sequence[int], arrays: Sequence[np.ndarray]
+        self, site: _Site, widths: Sequence[int], arrays: Sequence[np.ndarray]
     ) -> tuple[list[np.ndarray], list[list[int]]]:
         """Gathers vectors, all at once; returns those of all processes, and the number of elements of each process."""
-        forms = [f"rows of {', '.join(str(widths[variable]) for variable in kind)}" for kind in layout.rows]
-        forms += [f"indices of {len(kind)}" for kind in layout.indices]
-        posted = [
-            self._group.post(
-                f"{key}, {place}",
-                operations.all_gather_rows(array),
-                f"{form} {array.dtype}",
-                overlaps=False,
-                contents=contents,
-            )
+        forms = [f"rows of {', '.join(str(widths[variable]) for variable in kind)}" for kind in site.layout.rows]
+        forms += [f"indices of {len(kind)}" for kind in site.layout.indices]
+        collectives = [
+            (f"{site.key}, {place}", operations.all_gather_rows(array), f"{form} {array.dtype}")
             for place, (form, array) in enumerate(zip(forms, arrays, strict=True))
         ]
-        gathered = [self._group.wait(each) for each in posted]
+        gathered = []
+        if site.is_eager:  # a process that calls something else is known before more than one is under way
+            gathered.append(self._group.run(*collectives.pop(0), contents=site.contents))
+        posted = [self._group.post(*each, overlaps=False, contents=site.contents) for each in collectives]
+        gathered += [self._group.wait(each, site.is_eager) for each in posted]
         return [every for every, _ in gathered], [sizes.tolist() for _, sizes in gathered]
 
     def _posted_sums(

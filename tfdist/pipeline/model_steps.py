@@ -15,7 +15,7 @@ from tfdist.pipeline.divisors import divisors_of, over_replicas
 from tfdist.pipeline.dry_run import dry_run
 from tfdist.pipeline.micro_batches import MicroBatches
 from tfdist.pipeline.objective import Objective
-from tfdist.pipeline.processes import PipelineCollectives
+from tfdist.pipeline.processes import PipelineCollectives, sum_of
 from tfdist.pipeline.recording import Recording
 from tfdist.pipeline.stage_state import Noting
 from tfdist.pipeline.stages import Stages
@@ -231,8 +231,10 @@ class ModelSteps:
                 shared.setdefault(workers, []).append(variable)
         for workers, variables in sorted(shared.items(), key=lambda pair: pair[0]):
             assert self._processes is not None
-            dense_gradients = [_dense(gradients[id(weight)], weight) for weight in variables]
-            sums = self._processes.summed(dense_gradients, workers, [weight.path for weight in variables])
+            specs = [
+                tf.TensorSpec(weight_parts.source_of(weight).shape, weight.dtype, weight.path) for weight in variables
+            ]
+            sums = self._processes.summed([gradients[id(weight)] for weight in variables], workers, specs)
             gradients.update({id(weight): total for weight, total in zip(variables, sums, strict=True)})
         given = [gradients[id(weight)] for weight in held]
         self._update_weights(optimizer, given, held, [self._workers_of(weight) for weight in held])
@@ -247,7 +249,7 @@ class ModelSteps:
         model = self._model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if self._processes is None:
-            self._track(x, tf.add_n([tf.cast(loss, tf.float32) for loss in losses]))
+            self._track(x, sum_of(losses))
             return model.compute_metrics(x, y, self._joined(batch, step), sample_weight=sample_weight)
         with tf.control_dependencies(step.last):
             self._track(x, self._processes.total(losses))
@@ -350,9 +352,3 @@ class ModelSteps:
     def _track(self, x: Any, loss: tf.Tensor) -> None:
         samples = tf.shape(next(tensor for tensor in tree.flatten(x) if tensor is not None))[0]
         models.loss_tracker(self._model).update_state(loss, samples)
-
-
-def _dense(gradient: Any, variable: Any) -> tf.Tensor:
-    if gradient is not None:
-        return tf.convert_to_tensor(gradient)
-    return tf.zeros(weight_parts.source_of(variable).shape, variable.dtype)

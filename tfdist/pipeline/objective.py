@@ -107,7 +107,7 @@ class Objective:
         with tf.GradientTape() as tape:
             tape.watch([source for source in sources if source.dtype.is_floating or source.dtype.is_complex])
             loss = self._loss(outputs, number)
-        self.losses.append(tf.cast(loss, tf.float32) * tf.cast(weight, tf.float32))
+        self.losses.append(tf.cast(loss, tf.float64) * weight)
         values = [weight_parts.source_of(source) for source in self._variables]
         upstream = tf.cast(weight * tf.cast(self.scale, tf.float64), loss.dtype)
         gradients = iter(tape.gradient(loss, [*sources, *values], output_gradients=upstream))

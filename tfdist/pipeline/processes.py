@@ -7,11 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.engine.bridge import Bridge
 from tfdist.engine.counts import CountReducer
 from tfdist.engine.edges import Edges
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import ProcessGroup
+from tfdist.engine.sums import Sums
+from tfdist.pipeline.gradients import Gradient
 from tfdist.private.keras import tree
 from tfdist.strategies.stopping import Stopping
 
@@ -39,7 +40,8 @@ class PipelineCollectives:
         stopping = stopping or Stopping()
         self._counts = CountReducer(group, "the data that each worker has read", stopping.own, stopping.learn)
         self._edges = Edges(group)
-        self._bridges: dict[tuple[int, ...], Bridge] = {}
+        self._sums: dict[tuple[int, ...], Sums] = {}
+        self._are_sparse: dict[tuple[tuple[int, ...], tuple[str, ...]], list[bool]] = {}
 
     def agreed(self, data: Any) -> Any:
         """Returns the data of a batch after a check that all processes have read the same.
@@ -68,10 +70,10 @@ class PipelineCollectives:
             losses: losses of this process, scalars; may be empty.
 
         Returns:
-            A float32 scalar.
+            A float64 scalar.
         """
-        local_sum = tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else tf.zeros([])
-        return tf.reduce_sum(self._exchange.all_gather(tf.reshape(local_sum, [1])))
+        terms = self._exchange.all_gather(tf.reshape(sum_of(losses), [1]))
+        return tf.reduce_sum(terms)
 
     def give(self, variables: Sequence[Any], worker: int) -> None:
         """Assigns one worker's values to variables on all processes.
@@ -106,20 +108,53 @@ class PipelineCollectives:
             return list(tensors)
         return [self._edges.receive(spec, worker, f"{self._name}: output {place}") for place, spec in enumerate(specs)]
 
-    def summed(self, gradients: Sequence[tf.Tensor], workers: Sequence[int], names: Sequence[str]) -> list[tf.Tensor]:
+    def summed(
+        self, gradients: Sequence[Gradient | None], workers: Sequence[int], specs: Sequence[tf.TensorSpec]
+    ) -> list[Gradient]:
         """Sums gradients over some of the workers, including this one.
 
-        Args:
-            gradients: dense gradients.
-            workers: numbers of the workers, in rising order.
-            names: names of the gradients.
-        """
-        return list(self._bridge(tuple(workers)).all_reduce(list(gradients), names=list(names)))
+        The sum is sparse, with the rows of all, if no worker's gradient is dense, as it is where one process has all
+        stages. The workers agree on that when they first sum these gradients.
 
-    def _bridge(self, workers: tuple[int, ...]) -> Bridge:
-        if workers not in self._bridges:
-            self._bridges[workers] = Bridge(self._group.subgroup(workers))
-        return self._bridges[workers]
+        Args:
+            gradients: gradients of variables that these workers share; None if a worker has none.
+            workers: numbers of the workers, in rising order.
+            specs: shape, dtype and name of each variable.
+        """
+        key = tuple(workers), tuple(str(spec.name) for spec in specs)
+        sums = self._sums.setdefault(key[0], Sums(self._group.subgroup(key[0])))
+        if key not in self._are_sparse:
+            own = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
+            dense = [gradient is not None and not one for gradient, one in zip(gradients, own, strict=True)]
+            with tf.init_scope():
+                kinds = Exchange(self._group.subgroup(key[0])).all_gather(tf.constant([[own, dense]])).numpy()
+            is_sparse, is_dense = kinds.any(axis=0)
+            self._are_sparse[key] = (is_sparse & ~is_dense).tolist()
+        given = [
+            (_sparse if is_sparse else _dense)(gradient, spec)
+            for gradient, spec, is_sparse in zip(gradients, specs, self._are_sparse[key], strict=True)
+        ]
+        return sums.all_reduce(given, key[1])
+
+
+def sum_of(losses: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of scalars of any dtypes, as float64; zero if there are none."""
+    return tf.add_n([tf.cast(loss, tf.float64) for loss in losses]) if losses else tf.zeros([], tf.float64)
+
+
+def _dense(gradient: Gradient | None, spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros(spec.shape, spec.dtype) if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def _sparse(gradient: Gradient | None, spec: tf.TensorSpec) -> tf.IndexedSlices:
+    """Returns a gradient as rows, with indices of a dtype that all workers have."""
+    if gradient is None:
+        rows, indices = tf.zeros([0, *spec.shape[1:]], spec.dtype), tf.zeros([0], tf.int64)
+    elif isinstance(gradient, tf.IndexedSlices):
+        rows, indices = gradient.values, tf.cast(gradient.indices, tf.int64)
+    else:  # in a later graph than that in which the workers agreed
+        rows, indices = gradient, tf.range(spec.shape[0], dtype=tf.int64)
+    return tf.IndexedSlices(rows, indices, tf.constant(spec.shape.as_list(), tf.int64))
 
 
 def _static(variable: Any) -> tf.TensorSpec:

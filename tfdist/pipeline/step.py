@@ -280,8 +280,8 @@ class PipelinedStep:
             else:
                 parts = self._all_recorded(stage, values)
                 losses = [loss for part in parts for loss in part.losses]
-        weight = tf.cast(self._batch.weight(number), tf.float32)
-        self.added_losses += [tf.cast(loss, tf.float32) * weight for loss in losses]
+        weight = self._batch.weight(number)
+        self.added_losses += [tf.cast(loss, tf.float64) * weight for loss in losses]
         if self._objective is not None:
             self._kept[stage, number] = _KeptTensors(begun if parts is None else values, parts)
         made = [key for begin, end in self._stages.edges if begin == stage for key in self._stages.sent((begin, end))]
@@ -383,7 +383,7 @@ class PipelinedStep:
                 continue
             with tf.GradientTape() as tape:
                 loss = variable.regularizer(variable)
-            self.added_losses.append(tf.cast(loss, tf.float32))
+            self.added_losses.append(tf.cast(loss, tf.float64))
             if self._objective is not None:
                 scale = tf.cast(self._objective_scale(), loss.dtype)
                 self.gradients.add(

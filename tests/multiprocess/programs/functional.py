@@ -375,11 +375,18 @@ def mismatches():
     """What differs between ranks is an error on all of them, and what they call next works; of unusual sizes."""
     equal(tfdist.all_reduce(tf.ones(3)), np.ones(3))
     pair = tfdist.Group([0, 1])
+
+    def rows(width):
+        return tf.IndexedSlices(tf.ones([2, width]), tf.constant([0, rank]))
+
     calls = {
         "shapes": lambda: tfdist.all_reduce(tf.ones(101 + rank)),
         "dimensions": lambda: tfdist.all_gather(tf.ones([2, 107 + rank])),
         "dtypes": lambda: tfdist.all_reduce(tf.ones(109, tf.int64 if rank else tf.float32)),
         "collectives": lambda: (tfdist.all_reduce if rank else tfdist.all_gather)(tf.ones([2, 113])),
+        "rows": lambda: tfdist.all_reduce([rows(127 + rank), rows(2)], "sum"),
+        "rows of one": lambda: tfdist.all_reduce([rows(131 + rank)], "sum"),
+        "numbers of rows": lambda: tfdist.all_reduce([rows(137)] * (1 + (rank > 0)), "sum"),
         "of a group": lambda: rank < 2 and tfdist.all_reduce(tf.ones(121 + rank), group=pair),
     }
     for what, call in calls.items():
@@ -389,6 +396,7 @@ def mismatches():
         equal(tfdist.all_reduce(tf.ones(3)), np.ones(3))
         for elements in (101, 102, 109, 121, 122):  # keys that were used by some ranks alone
             equal(tfdist.all_reduce(tf.fill(elements, 1.0 + rank), "sum"), np.full(elements, sum(everyone) + size))
+    equal(tfdist.all_reduce([rows(131)], "sum")[0].indices, [index for other in everyone for index in (0, other)])
     tfdist.barrier()
     if rank < 2:
         equal(tfdist.all_reduce(tf.ones(121) * rank, "sum", group=pair), np.ones(121))

@@ -9,6 +9,7 @@ from tfdist.cluster.settings import Timeouts
 from tfdist.comm.local import LocalWorld
 from tfdist.engine.engine import Engine
 from tfdist.engine.group import ProcessGroup
+from tfdist.errors import PeerLostError
 from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rules import Averaging
 from tfdist.quorum.course import QuorumRoundsFactory
@@ -146,7 +147,27 @@ def test_process_joining_after_all_left_logs_warning(job, caplog):
         made.quorums.gone(0, lost=False)
     made.running_at_once = True
     second.fit(data(1), epochs=1, shuffle=False, verbose=0)
-    assert "no process is left that has its weights" in caplog.text
+    assert "no process is left that has its weights: this process keeps its own weights" in caplog.text
+
+
+@pytest.mark.parametrize("has_backup", [False, True])
+def test_chief_that_comes_back_after_all_left_does_not_pass_initial_weights_off_as_trained(
+    job, caplog, monkeypatch, has_backup
+):
+    made = job(2)
+    (_, first), (_, chief) = (built(made.members[task]) for task in range(2))
+    first.fit(data(0), epochs=1, shuffle=False, verbose=0)
+    with made.changed:
+        made.quorums.gone(0, lost=False)
+    made.running_at_once = True
+    monkeypatch.setattr(QuorumExtended, "is_writer", True)
+    if has_backup:
+        chief.optimizer.iterations.assign(3)
+        assert chief.fit(data(0), epochs=1, shuffle=False, verbose=0).epoch == []
+        assert "keeps its own weights" in caplog.text
+    else:
+        with pytest.raises(PeerLostError, match=r"the chief, .* came back too late, and has initial weights only"):
+            chief.fit(data(0), epochs=1, shuffle=False, verbose=0)
 
 
 @pytest.mark.parametrize(("others", "own", "expected"), [(3, 3, False), (4, 3, True)])

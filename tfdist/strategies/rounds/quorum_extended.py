@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.engine.group import ProcessGroup
+from tfdist.errors import PeerLostError
 from tfdist.local_sgd.course import Live, Progress, VariableGroup
 from tfdist.local_sgd.rules import Averaging
 from tfdist.private import tensorflow as private
@@ -159,12 +160,23 @@ class QuorumExtended(RoundsExtended, ElasticMembership):
         joined = [course.joined.epoch for course in self._courses_of_optimizers(model) if course.joined is not None]
         epoch = min([epoch, *(joined_epoch for joined_epoch in joined if joined_epoch >= 0)])
         if epoch < 0 and not any(course.round or course.joined for course in self._courses_of_optimizers(model)):
-            log.warning(
-                "tfdist: the other processes have ended this call of fit, and no process is left that has its weights: "
-                "this process keeps its own weights."
-            )
+            self._missed_fit(optimizer)
         self._is_catching_up = epoch < 0
         return epoch
+
+    def _missed_fit(self, optimizer: Any) -> None:
+        """Says that the others have ended a call of `fit` and are gone, so that nobody has its weights.
+
+        Raises:
+            PeerLostError: this process writes the job's files, and has not trained.
+        """
+        missed = "the other processes have ended this call of fit, and no process is left that has its weights"
+        if self.is_writer and not (optimizer is not None and optimizer.built and optimizer.iterations.numpy()):
+            raise PeerLostError(
+                f"{missed}: the chief, which writes the job's files, came back too late, and has initial weights only. "
+                "Start the job again; with keras.callbacks.BackupAndRestore the chief goes on from its last backup."
+            )
+        log.warning("tfdist: %s: this process keeps its own weights.", missed)
 
     def share_loaded(self, model: Any) -> None:
         """Gives all processes the weights and optimizers that the chief has loaded."""

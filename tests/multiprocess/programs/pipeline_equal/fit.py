@@ -105,6 +105,7 @@ def of_model(name, optimizer, loss="mse", **compiled):
 
 check(3, schedule="1f1b")(of_model("skips", lambda: keras.optimizers.SGD(0.05, 0.9)))
 check(3, schedule="gpipe")(of_model("shared", "sgd"))
+check(2, schedule="1f1b")(of_model("words_again", lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.5)))
 # Not eagerly, where Keras weighs the losses of outputs by samples: in graphs, logs have the mean of the batches'.
 check(3, schedule="zero_bubble")(
     of_model(
