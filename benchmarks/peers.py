@@ -158,7 +158,8 @@ def samples_per_second(name, way, torch_python):
 def is_installed(kind, torch_python):
     if not kind.startswith("torch"):
         return True
-    return bool(torch_python) and not subprocess.run([torch_python, "-c", f"import {kind.split()[-1]}"]).returncode
+    command = [torch_python, "-c", f"import {kind.split()[-1]}"]
+    return bool(torch_python) and not subprocess.run(command, env={**os.environ, "KERAS_BACKEND": "torch"}).returncode
 
 
 def main():

@@ -64,7 +64,7 @@ def test_share_broadcasts_and_summed_adds_over_some_ranks(ranks):
 
 @pytest.mark.parametrize("way", [lambda function: function, graph])
 def test_sums_of_sparse_gradients_keep_rows_unless_a_worker_has_a_dense_one(ranks, way):
-    """Of three variables: words that both workers look up, those that one of them does, and a table that is tied."""
+    """Both workers look up words of the first variable, one of them those of the second, and the third is tied."""
     specs = [tf.TensorSpec([4, 2], name=name) for name in ("both", "one", "tied")]
 
     def work(group):
