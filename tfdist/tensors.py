@@ -9,6 +9,9 @@ import tensorflow as tf
 
 _DLPACK_KINDS = "fiuc"
 
+HOST = "/device:CPU:0"
+"""The device whose tensors are in memory that host functions can read and write."""
+
 
 def to_array(tensor: tf.Tensor) -> np.ndarray:
     """Converts an eager tensor to an array, which shares its memory if possible."""

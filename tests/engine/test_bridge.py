@@ -164,10 +164,9 @@ def test_graph_posts_all_buckets_before_waiting(ranks):
     """One host call for each bucket; the last one also waits."""
     large = buckets.ALONE_BYTES // 4
     group, _ = ranks(2).groups
-    graph = tf.Graph()
-    with graph.as_default():
-        Bridge(group).all_reduce([tf.zeros([large]), tf.zeros([3]), tf.zeros([large]), tf.zeros([4])])
-    calls = [operation for operation in graph.get_operations() if operation.type == "EagerPyFunc"]
+    shapes = [tf.TensorSpec([length]) for length in (large, 3, large, 4)]
+    traced = tf.function(lambda *tensors: Bridge(group).all_reduce(tensors)).get_concrete_function(*shapes)
+    calls = [operation for operation in traced.graph.get_operations() if operation.type == "EagerPyFunc"]
     assert [operation.name.rpartition("/")[2].split("_")[1] for operation in calls] == ["post", "post", "finish"]
     assert {tensor.op for tensor in calls[2].inputs} >= set(calls[:2])
 

@@ -11,10 +11,10 @@ import tensorflow as tf
 from tfdist.engine import operations
 from tfdist.engine.call_sites import call_site
 from tfdist.engine.group import ProcessGroup
-from tfdist.engine.host_calls import HOST, host_call
+from tfdist.engine.host_calls import host_call
 from tfdist.engine.operations import Operation
 from tfdist.engine.shared_sums import SharedSums
-from tfdist.tensors import to_array, to_tensor
+from tfdist.tensors import HOST, to_array, to_tensor
 
 
 class CountReducer:

@@ -11,10 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.engine.call_order import in_order
+from tfdist.tensors import HOST
 from tfdist.thread_values import ThreadValue
-
-HOST = "/device:CPU:0"
-"""The device whose tensors are in memory that host functions can read and write."""
 
 _DEFAULT_ENVIRONMENT = ctypes.c_void_p(-1)
 """The value of ``FE_DFL_ENV`` in Linux's C libraries, on the machines below."""
@@ -64,6 +63,8 @@ def host_call(
     operations are on the host, too: TensorFlow would put them on a GPU, and wait for the copies while it holds the lock
     that the thread which ends them needs.
 
+    Calls of a graph run in the order in which they are traced.
+
     Args:
         function: function of eager tensors; returns what `tf.py_function` accepts.
         inputs: arguments of the function.
@@ -78,10 +79,13 @@ def host_call(
     @functools.wraps(function)
     def on_host(*tensors: tf.Tensor) -> Any:
         with GradualUnderflow(), tf.device(HOST):
-            return function(*tensors)
+            return function(*tensors[: len(inputs)])
 
-    with tf.device(HOST):
-        return tf.py_function(on_host, list(inputs), dtypes, name=name)
+    if tf.executing_eagerly():
+        with tf.device(HOST):
+            return tf.py_function(on_host, list(inputs), dtypes, name=name)
+    with in_order() as order, tf.device(HOST):
+        return tf.py_function(on_host, [*inputs, order], dtypes, name=name)
 
 
 class GradualUnderflow:

@@ -388,7 +388,7 @@ static void destroy(void* kernel) { (void)kernel; }
 static void compute(void* kernel, TF_OpKernelContext* context) {
   Channel* channel = kernel;
   TF_Status* status = TF_NewStatus();
-  int count = TF_NumInputs(context) - 1;
+  int count = TF_NumInputs(context) - 2;
   TF_Tensor *inputs[count + 1], *outputs[count];
   memset(inputs, 0, sizeof(inputs));
   memset(outputs, 0, sizeof(outputs));
@@ -444,7 +444,7 @@ static void compute(void* kernel, TF_OpKernelContext* context) {
 
 static void infer_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeHandle* shape = TF_NewShapeHandle();
-  for (int place = 0; place + 1 < TF_ShapeInferenceContextNumInputs(context); place++) {
+  for (int place = 0; place + 2 < TF_ShapeInferenceContextNumInputs(context); place++) {
     TF_ShapeInferenceContextGetInput(context, place, shape, status);
     TF_ShapeInferenceContextSetOutput(context, place, shape, status);
   }
@@ -459,6 +459,7 @@ __attribute__((constructor)) static void load(void) {
   TF_OpDefinitionBuilderAddAttr(op, "channel: int");
   TF_OpDefinitionBuilderAddInput(op, "tensors: N * T");
   TF_OpDefinitionBuilderAddInput(op, "weight: double");
+  TF_OpDefinitionBuilderAddInput(op, "order: resource"); /* see host_calls.py; it is not read */
   TF_OpDefinitionBuilderAddOutput(op, "sums: N * T");
   TF_OpDefinitionBuilderSetIsStateful(op, true);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, infer_shapes);

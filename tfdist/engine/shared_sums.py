@@ -19,10 +19,12 @@ import tensorflow as tf
 from tfdist.comm.shared import Place
 from tfdist.engine import machine_code, operations
 from tfdist.engine.beside import Totals, total
+from tfdist.engine.call_order import in_order
 from tfdist.engine.call_sites import call_site
-from tfdist.engine.host_calls import HOST, check
+from tfdist.engine.host_calls import check
 from tfdist.engine.pending import Pending
 from tfdist.errors import MismatchError, TfdistError
+from tfdist.tensors import HOST
 
 if TYPE_CHECKING:
     from tfdist.engine.group import ProcessGroup
@@ -73,9 +75,11 @@ class SharedSums:
         channel = _site(self._group, key).channel(shapes, dtype, ", ".join(names))
         if tf.config.list_logical_devices("GPU") and len(tensors) > 1:  # packed there, they cross in one copy
             tensors = [tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)]
-        with tf.device(HOST):
+        with in_order() as order, tf.device(HOST):
             factor = tf.constant(1.0, tf.float64) if weight is None else weight
-            sums = machine_code.load().operations.tfdist_sum(tensors=tensors, weight=factor, channel=channel.number)
+            sums = machine_code.load().operations.tfdist_sum(
+                tensors=tensors, weight=factor, order=order, channel=channel.number
+            )
         if len(sums) < len(shapes):
             parts = tf.split(sums[0], [shape.num_elements() for shape in shapes])
             sums = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]

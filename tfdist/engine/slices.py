@@ -12,11 +12,11 @@ import tensorflow as tf
 from tfdist.engine import operations
 from tfdist.engine.call_sites import call_site
 from tfdist.engine.group import ProcessGroup
-from tfdist.engine.host_calls import HOST, host_call
+from tfdist.engine.host_calls import host_call
 from tfdist.engine.pending import Pending
 from tfdist.engine.row_vectors import Layout, Parts, RowVectors
 from tfdist.engine.weights import checked_weight, weighted, weighted_in_graph
-from tfdist.tensors import to_array, to_tensor
+from tfdist.tensors import HOST, to_array, to_tensor
 
 
 @dataclass(frozen=True)

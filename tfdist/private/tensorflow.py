@@ -79,6 +79,7 @@ __all__ = [
     "is_distributed_variable",
     "is_iterating_ours",
     "is_mirrored",
+    "keeps_order",
     "local_replica_id",
     "local_spec",
     "multi_device_iterator_ops",
@@ -451,6 +452,11 @@ def unordered(tensor: Any) -> Any:
     if manager is not None:
         manager.run_independently(tensor.op)
     return tensor
+
+
+def keeps_order(graph: Any) -> bool:
+    """Returns whether the stateful operations of a graph under construction will run in their order."""
+    return graph.experimental_acd_manager is not None
 
 
 def is_branch_or_loop(graph: Any) -> bool:

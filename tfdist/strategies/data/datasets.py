@@ -10,11 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.engine.host_calls import HOST
 from tfdist.private import tensorflow as private
 from tfdist.strategies.data.row_checks import equal_rows
 from tfdist.strategies.data.shares import Share, ShareWithOwnLogs, as_share, batch_size
 from tfdist.strategies.step_calls import StepCalls
+from tfdist.tensors import HOST
 
 log = logging.getLogger("tfdist")
 
