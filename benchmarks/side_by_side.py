@@ -33,7 +33,7 @@ def of_one_core():
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "2",
+        "TF_NUM_INTEROP_THREADS": "1",
         "OMP_NUM_THREADS": "1",
         "TFDIST_SECRET": "benchmark",
     }

@@ -35,16 +35,15 @@ def no_pools(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("size", "cores", "machine", "intra", "inter"),
-    [(2, [0, 1, 2], 6, 3, 3), (2, [0], 6, 1, 2), (4, None, 2, 1, 2), (2, None, 9, 4, 4), (3, None, None, 1, 2)],
+    ("size", "cores", "machine", "threads"),
+    [(2, [0, 1, 2], 6, 3), (2, [0], 6, 1), (4, None, 2, 1), (2, None, 9, 4), (3, None, None, 1)],
 )
-def test_thread_pools_follow_cores_with_at_least_two_interop(no_pools, monkeypatch, size, cores, machine, intra, inter):
-    """As many as there are cores; but always two that may wait in collectives."""
+def test_thread_pools_follow_cores(no_pools, monkeypatch, size, cores, machine, threads):
     monkeypatch.setattr(os, "cpu_count", lambda: machine)
     assert resources.thread_pools(size, cores) == {
-        "TF_NUM_INTRAOP_THREADS": str(intra),
-        "TF_NUM_INTEROP_THREADS": str(inter),
-        "OMP_NUM_THREADS": str(intra),
+        "TF_NUM_INTRAOP_THREADS": str(threads),
+        "TF_NUM_INTEROP_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
     }
 
 

@@ -164,7 +164,7 @@ def environment(**settings: str) -> dict[str, str]:
     names = ("TF_CONFIG", "TFDIST_", "SLURM_", "PMI_", "PYTHONDONTWRITEBYTECODE")  # to compile tfdist once
     base = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     base.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
-    base.update(TF_NUM_INTRAOP_THREADS="1", TF_NUM_INTEROP_THREADS="2")
+    base.update(TF_NUM_INTRAOP_THREADS="1", TF_NUM_INTEROP_THREADS="1")
     base["PYTHONPATH"] = os.pathsep.join(filter(None, [*map(str, ON_THE_PATH), base.get("PYTHONPATH")]))
     base.update(TEST_SESSION=SESSION, **settings)
     return base

@@ -34,12 +34,8 @@ def thread_pools(size: int, cores: list[int] | None) -> dict[str, str]:
         cores: the process's own cores; None if it shares cores.
     """
     count = len(cores) if cores else max(1, (os.cpu_count() or 1) // size)
-    settings = {
-        "TF_NUM_INTRAOP_THREADS": str(count),
-        "TF_NUM_INTEROP_THREADS": str(max(2, count)),  # one thread may wait in a collective while another computes
-        "OMP_NUM_THREADS": str(count),
-    }
-    return {name: value for name, value in settings.items() if name not in os.environ}
+    names = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+    return {name: str(count) for name in names if name not in os.environ}
 
 
 def gpu_of(rank: int) -> dict[str, str]:

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.tensors import to_array, to_tensor
+from tfdist.thread_values import ThreadValue
 
 _LEAST_ROWS = 64
 _MOST_ELEMENTS = 1 << 19
@@ -200,11 +201,14 @@ class _Block:
         self.optimizer.apply([gradient], [self._variable])
 
 
-def _graphs_have_a_thread() -> bool:
-    """Returns whether a graph can run inside a host call of another graph, as with a table in the training process.
+within_graph = ThreadValue(False)
+"""Whether a graph may have called this thread, as where a table is in the training process."""
 
-    The host call occupies one thread of TensorFlow's pool. With a pool of one thread, the graph would wait for ever.
-    """
+
+def _graphs_have_a_thread() -> bool:
+    """Returns whether a graph can run now. If a graph has called this thread, that occupies one of TensorFlow's."""
+    if not within_graph.value:
+        return True
     chosen = tf.config.threading.get_inter_op_parallelism_threads()
     return int(chosen or os.environ.get("TF_NUM_INTEROP_THREADS") or len(os.sched_getaffinity(0))) != 1
 

@@ -25,6 +25,7 @@ from tfdist.parameter_server.protocol.tables import (
     TableMessage,
     UpdateRows,
 )
+from tfdist.parameter_server.shard.row_optimizer import within_graph
 from tfdist.parameter_server.tables.row_cache import CachePolicy, RowCache
 from tfdist.parameter_server.tables.tables import Tables
 from tfdist.parameter_server.worker.client import MessageRefusedError
@@ -64,7 +65,8 @@ class InProcess:
         """Handles a message at once, and returns its answer as the request."""
         answers: list[Answered] = []
         message = make(next(self._numbers))
-        self._tables.heard(message, list(arrays), lambda answer, rows: answers.append((answer, list(rows))))
+        with within_graph.set_to(True):
+            self._tables.heard(message, list(arrays), lambda answer, rows: answers.append((answer, list(rows))))
         return type(message).__name__, answers[0]
 
     def receive(self, request: tuple[str, Answered]) -> Answered:
