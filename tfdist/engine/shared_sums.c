@@ -459,7 +459,7 @@ __attribute__((constructor)) static void load(void) {
   TF_OpDefinitionBuilderAddAttr(op, "channel: int");
   TF_OpDefinitionBuilderAddInput(op, "tensors: N * T");
   TF_OpDefinitionBuilderAddInput(op, "weight: double");
-  TF_OpDefinitionBuilderAddInput(op, "order: resource"); /* see host_calls.py; it is not read */
+  TF_OpDefinitionBuilderAddInput(op, "order: resource"); /* see call_order.py; it is not read */
   TF_OpDefinitionBuilderAddOutput(op, "sums: N * T");
   TF_OpDefinitionBuilderSetIsStateful(op, true);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, infer_shapes);
