@@ -1,10 +1,11 @@
-"""Values that each thread has for itself."""
+"""Values that each thread has for itself, and threads that Python has started or not."""
 
+import _thread
 import threading
 
 import pytest
 
-from tfdist.thread_values import ThreadValue
+from tfdist.thread_values import ThreadValue, is_beside_main_thread
 
 
 def test_contexts_replace_the_value_one_within_another():
@@ -30,3 +31,25 @@ def test_other_threads_have_the_default():
         thread.start()
         thread.join()
     assert read == [1]
+
+
+def test_a_thread_of_the_program_is_told_from_those_of_libraries():
+    told, ended = [], threading.Lock()
+
+    def tell():
+        told.append(is_beside_main_thread())
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    thread.join()
+    assert not is_beside_main_thread()
+    assert told == [True]
+
+    def tell_and_end():
+        tell()
+        ended.release()
+
+    ended.acquire()
+    _thread.start_new_thread(tell_and_end, ())  # of which `threading` knows as little as of a library's
+    assert ended.acquire(timeout=30)
+    assert told == [True, False]

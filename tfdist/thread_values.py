@@ -1,4 +1,4 @@
-"""Values that each thread has for itself."""
+"""What belongs to a thread: values of its own, and who has started it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import threading
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+_NAME_OF_LIBRARIES_THREADS = "Dummy-"  # the name that Python gives to a thread which it has not started
+
 T = TypeVar("T")
+
+
+def is_beside_main_thread() -> bool:
+    """Returns whether the program has started this thread beside its main thread; TensorFlow's own do not count."""
+    thread = threading.current_thread()
+    return thread is not threading.main_thread() and not thread.name.startswith(_NAME_OF_LIBRARIES_THREADS)
 
 
 class ThreadValue(threading.local, Generic[T]):

@@ -78,8 +78,8 @@ def test_a_mismatch_concerns_the_members_of_its_group(job):
     job.agree(0, "a", "float32 (3,)", members=(0, 2))
     job.agree(2, "a", "float32 (4,)", members=(0, 2))
     assert [members for _, members in job.failures] == [(0, 2)]
-    job.stand(0, "a", 0, 0, {0: 1}, members=(0, 1))
-    job.stand(1, "b", 1, 0, {1: 1}, members=(0, 1))
+    job.stand(0, "a", 0, 1, {0: 2, 1: 1}, members=(0, 1))
+    job.stand(1, "b", 1, 1, {0: 1, 1: 2}, members=(0, 1))
     assert [members for _, members in job.failures[1:]] == [(0, 1)]
 
 
@@ -136,8 +136,8 @@ def test_deadlocked_calls_that_may_have_begun_fail_the_job(why):
     job.agree(1, "b")
     if number is None:
         job.agree(0, "a")
-    job.stand(0, "a", number, 0, {0: 1}, is_alone=why != "another call is under way")
-    job.stand(1, "b", None, 0, {})
+    job.stand(0, "a", number, 1, {0: 2}, is_alone=why != "another call is under way")
+    job.stand(1, "b", None, 0, {0: 1})
     assert not job.replies(1)
     assert "rank 0 waits in a; rank 1 waits in b." in job.failures[0][0]
 
@@ -157,11 +157,30 @@ def test_waiting_for_a_late_third_rank_is_no_deadlock(job):
     assert not job.failures, "rank 1's report is old, and does not lack what rank 0 waited for"
 
 
-def test_deadlock_around_a_circle_of_groups_is_reported(job):
-    job.stand(0, "a", 0, 0, {0: 1}, members=(0, 1))
-    job.stand(1, "b", 1, 0, {1: 1}, members=(1, 2))
+def test_report_from_before_a_number_was_known_lacks_no_call(job):
+    """Rank 0 has begun to send, and waits for an answer; rank 1 comes late, and what it receives takes long."""
+    pair = 0, 1
+    job.agree(0, "there", members=pair)
+    job.agree(0, "back", members=pair)
+    job.stand(0, "back", None, 0, {}, members=pair)
+    job.agree(1, "there", members=pair)
+    job.stand(1, "there", 0, 0, {0: 1}, members=pair)
     assert not job.failures
-    job.stand(2, "c", 2, 0, {2: 1}, members=(0, 2))
+    job.stand(0, "back", None, 0, {0: 1}, members=pair)
+    assert not job.failures
+    job.hear(1, Resumed())
+    job.stand(1, "other", None, 0, {0: 1}, members=pair)
+    assert not job.failures, "nothing is asked for"
+    job.agree(1, "other", members=pair)
+    job.stand(1, "other", None, 0, {0: 1}, members=pair, is_alone=False)
+    assert "rank 0 waits in back in group [0, 1]; rank 1 waits in other in group [0, 1]." in job.failures[0][0]
+
+
+def test_deadlock_around_a_circle_of_groups_is_reported(job):
+    job.stand(0, "a", 0, 1, {0: 2, 2: 1}, members=(0, 1))
+    job.stand(1, "b", 1, 1, {0: 1, 1: 2}, members=(1, 2))
+    assert not job.failures
+    job.stand(2, "c", 2, 1, {1: 1, 2: 2}, members=(0, 2))
     waits = (
         "rank 0 waits in a in group [0, 1]",
         "rank 1 waits in b in group [1, 2]",

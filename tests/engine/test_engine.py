@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from tfdist.cluster.messages import Stalled, StallReport
+from tfdist.cluster.messages import Stalled, StallReport, WaitingForCall
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives import ring
 from tfdist.comm.local import LocalWorld
@@ -137,6 +137,27 @@ def test_missing_rank_raises_timeout_in_this_and_later_calls(engines):
         made[0].run("alone", ring.all_reduce(np.ones(3)))
     with pytest.raises(CollectiveTimeoutError):  # and so does everything after it
         made[0].run("other", ring.all_reduce(np.ones(3)))
+
+
+class Finding(Agreeing):
+    """Finds a circle as soon as a rank reports that it stands still."""
+
+    def send(self, message):
+        super().send(message)
+        if isinstance(message, WaitingForCall):
+            self.failure = MismatchError("a circle")
+
+
+@pytest.mark.parametrize(("has_thread", "error"), [(False, MismatchError), (True, CollectiveTimeoutError)])
+def test_rank_stands_still_unless_its_threads_may_call_something_else(has_thread, error):
+    engine = Engine(LocalWorld(2).communicator(0), Finding(), Timeouts(collective=2))
+    if has_thread:
+        thread = threading.Thread(target=engine.post, args=("of a thread", ring.all_reduce(np.ones(5))))
+        thread.start()
+        thread.join()
+    with pytest.raises(error):
+        engine.run("a", ring.all_reduce(np.ones(5)))
+    engine.close()
 
 
 def test_waiting_for_a_departed_rank_raises(engines):
@@ -295,6 +316,10 @@ def test_refused_calls_raise_and_are_not_counted(is_alone):
 
     try:
         assert on_both(made, work) == [is_alone] * 2
+        for engine in made:
+            cause = engine.cause_of("Graph execution error: MismatchError: they differ [[node]]")
+            assert cause is engine.failure or str(cause) == "they differ"
+            assert (engine.cause_of("Graph execution error: another") is None) == is_alone
     finally:
         for engine in made:
             engine.close()

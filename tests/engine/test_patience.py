@@ -1,5 +1,6 @@
 """Reports of a long wait to the server, and its end; tests pass the elapsed time."""
 
+import msgspec
 import pytest
 
 from tfdist.cluster.messages import CollectiveCall, Resumed, Stalled, StallReport, StandIn, WaitingForCall
@@ -31,10 +32,10 @@ def control():
     return Connection()
 
 
-def patience(control, number=4, call=2, members=None, stand_in=None, blocking=True, **timeouts):
+def patience(control, number=4, call=2, members=None, stand_in=None, standing=lambda: STANDING, **timeouts):
     pending = Pending("sum", members)
     pending.number, pending.call, pending.operation = number, call, Operation(None, stand_in)
-    return WaitMonitor(0, control, Timeouts(**timeouts), pending, blocking, lambda: STANDING)
+    return WaitMonitor(0, control, Timeouts(**timeouts), pending, standing)
 
 
 def test_blocked_rank_reports_standing_once(control):
@@ -48,8 +49,20 @@ def test_blocked_rank_reports_standing_once(control):
     assert control.kinds() == [WaitingForCall, Resumed]
 
 
-def test_non_blocking_wait_is_not_reported(control):
-    wait = patience(control, blocking=False)
+def test_report_that_is_not_true_any_more_is_replaced_and_withdrawn(control):
+    later = msgspec.structs.replace(STANDING, counts={4: 3, 5: 1})
+    reports = [STANDING, later, later, None, STANDING]
+    wait = patience(control, standing=lambda: reports.pop(0))
+    for seconds in (1.5, 2.5, 2.7, 3.5, 4.5):
+        wait.check(seconds)
+    assert control.sent == [STANDING, later, Resumed()]
+    wait.check(30.0)
+    wait.over()
+    assert control.sent == [STANDING, later, Resumed(), STANDING, Resumed()]
+
+
+def test_rank_that_does_not_stand_still_is_not_reported(control):
+    wait = patience(control, standing=lambda: None)
     wait.check(30.0)
     wait.over()
     assert control.sent == []
@@ -63,7 +76,7 @@ def test_short_wait_is_not_reported(control):
 
 
 def test_stall_is_reported_once_per_interval(control):
-    wait = patience(control, blocking=False, stall=10)
+    wait = patience(control, standing=lambda: None, stall=10)
     for seconds in (5, 11, 12, 19, 21, 29, 31):
         wait.check(seconds)
     assert control.sent == [Stalled(seconds) for seconds in (10, 20, 30)]

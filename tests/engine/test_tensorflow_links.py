@@ -33,7 +33,8 @@ def group(monkeypatch):
     monkeypatch.setattr(tensorflow_links, "_made", None)
     monitor, reported, failures = Monitor(), [], []
 
-    def waits_for(site, contents):
+    def waits_for(site, contents, has_order):
+        assert not has_order
         reported.append(Pending(site[1], site[0]))
         monitor.has_begun.set()
         return reported[-1], monitor

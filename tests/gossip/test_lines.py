@@ -56,7 +56,7 @@ def test_arrived_returns_none_until_message_comes(ranks):
             assert lines.arrived(1) is None
             lines.send(1, GossipMessage(MessageKind.REQUEST))
             return until(lambda: lines.arrived(1)).kind
-        assert lines.await_next(0, blocking=True).kind == MessageKind.REQUEST
+        assert lines.await_next(0).kind == MessageKind.REQUEST
         lines.send(0, GossipMessage(MessageKind.DECLINED))
         return None
 

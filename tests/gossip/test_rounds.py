@@ -58,7 +58,7 @@ class Recorded:
     def expect(self, rank, overlaps):
         self.overlaps.append(overlaps)
 
-    def await_next(self, rank, blocking):
+    def await_next(self, rank):
         return GossipMessage(MessageKind.WEIGHTS, parts=[np.ones(2)]) if rank == 2 else GossipMessage(MessageKind.ENDED)
 
 

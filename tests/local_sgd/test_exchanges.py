@@ -11,7 +11,7 @@ ARRAYS = [np.arange(6.0).reshape(2, 3), np.array(2.0, np.float32), np.ones(4)]
 def test_attendance_is_added_up(ranks):
     def work(group):
         exchanges = Exchanges(group, "one", ["a"])
-        attendance = exchanges.attend(Attendance(10 * group.rank, 1, int(group.rank == 2), 0, 2), blocking=True)
+        attendance = exchanges.attend(Attendance(10 * group.rank, 1, int(group.rank == 2), 0, 2))
         return attendance, exchanges.furthest(group.rank + 5)
 
     assert ranks(3)(work) == [(Attendance(30, 3, 1, 0, 6), 7)] * 3
@@ -24,9 +24,7 @@ def test_sums_are_weighted(ranks):
         if group.rank == 2:
             values[0][:] = np.nan
         kept = [array.copy() for array in values]
-        sums = exchanges.finish(
-            exchanges.begin([0, 1, 2], values, (0.25, 0.75, 0.0)[group.rank], overlaps=False), blocking=True
-        )
+        sums = exchanges.finish(exchanges.begin([0, 1, 2], values, (0.25, 0.75, 0.0)[group.rank], overlaps=False))
         for array, before in zip(values, kept, strict=True):
             np.testing.assert_array_equal(array, before)
         return sums
@@ -42,7 +40,7 @@ def test_two_exchanges_can_be_under_way_at_once(ranks):
         exchanges = Exchanges(group, "one", ["a", "b"])
         first = exchanges.begin([0], [np.ones(3)], 0.5, overlaps=True)
         second = exchanges.begin([1], [np.full(3, 2.0)], 0.5, overlaps=True)
-        return exchanges.finish(second, True)[0].tolist(), exchanges.finish(first, True)[0].tolist()
+        return exchanges.finish(second)[0].tolist(), exchanges.finish(first)[0].tolist()
 
     assert ranks(2)(work) == [([2.0] * 3, [1.0] * 3)] * 2
 
@@ -55,7 +53,7 @@ def test_compression_residual_is_sent_later(ranks):
         values = np.random.default_rng(group.rank).normal(size=(40, 40))
         total = np.zeros([40, 40])
         for _ in range(60):
-            average, plain = exchanges.finish(exchanges.begin([0, 1], [values, np.ones(3)], 0.5, overlaps=False), True)
+            average, plain = exchanges.finish(exchanges.begin([0, 1], [values, np.ones(3)], 0.5, overlaps=False))
             total += average
             np.testing.assert_array_equal(plain, 1)
         return average, total / 60, values
@@ -70,9 +68,9 @@ def test_compression_residual_is_sent_later(ranks):
 def test_single_process_exchanges_return_own_values():
     alone = SingleProcessExchanges()
     attendance = Attendance(3, 1, 0, 1)
-    assert alone.attend(attendance, blocking=False) is attendance
+    assert alone.attend(attendance) is attendance
     assert alone.furthest(4) == 4
-    sums = alone.finish(alone.begin([0, 1, 2], ARRAYS, 0.5, overlaps=False), blocking=False)
+    sums = alone.finish(alone.begin([0, 1, 2], ARRAYS, 0.5, overlaps=False))
     for array, expected in zip(sums, ARRAYS, strict=True):
         np.testing.assert_array_equal(array, expected)
         assert array.shape == expected.shape
@@ -83,7 +81,7 @@ def test_different_variables_are_an_error(ranks):
 
     def work(group):
         exchanges = Exchanges(group, "one", ["a"])
-        exchanges.finish(exchanges.begin([0], [np.ones(3 + group.rank)], 0.5, overlaps=False), True)
+        exchanges.finish(exchanges.begin([0], [np.ones(3 + group.rank)], 0.5, overlaps=False))
 
     with pytest.raises(MismatchError, match=r"float64 \(3,\)"):
         ranks(2)(work)

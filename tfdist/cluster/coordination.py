@@ -207,8 +207,10 @@ class CollectiveCoordinator:
                 agreement = self._agreements.get(_site(call))
                 if agreement is not None and agreement.asked and other not in agreement.asked:
                     yield other
-            elif other in self._standing and self._standing[other].counts.get(call.number, 0) <= call.call:
-                yield other
+            elif other in self._standing:
+                calls = self._standing[other].counts.get(call.number)  # None: it reported before it learned the number
+                if calls is not None and calls <= call.call:
+                    yield other
 
     # Ranks without more data.
 

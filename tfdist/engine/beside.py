@@ -69,12 +69,13 @@ class Beside:
         """Returns the totals of all sites."""
         return total(site.totals() for site in self.sites.copy().values())
 
-    def waits_for(self, site: Site, contents: str) -> tuple[Pending, WaitMonitor | None]:
+    def waits_for(self, site: Site, contents: str, has_order: bool = True) -> tuple[Pending, WaitMonitor | None]:
         """Begins to report the wait of the latest call of a site; returns what ends it where it is in vain.
 
         Args:
             site: the call site.
             contents: description of the data, for messages.
+            has_order: whether this process begins no other call before this one is over.
         """
         members, key = site
         pending = Pending(key, members, contents)
@@ -82,7 +83,7 @@ class Beside:
         pending.number = self._engine.numbers.of(site)
         pending.call = self._engine.numbers.calls(site) - 1
         self.waits.append(pending)
-        return pending, self._engine.monitor(pending)
+        return pending, self._engine.monitor(pending, has_order)
 
     def over(self, pending: Pending) -> None:
         """Ends the report of a wait."""

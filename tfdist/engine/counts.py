@@ -60,7 +60,7 @@ class CountReducer:
     def _call(self, kind: str, function: Callable[..., np.ndarray], numbers: tf.Tensor, shape: Any) -> tf.Tensor:
         if tf.executing_eagerly():
             try:
-                return to_tensor(function(f"eager {kind} of {numbers.shape[0]}", to_array(numbers), blocking=True))
+                return to_tensor(function(f"eager {kind} of {numbers.shape[0]}", to_array(numbers)))
             except StopIteration:
                 raise tf.errors.OutOfRangeError(None, None, "the epoch ends") from None
         key = call_site(kind, self._group.members)
@@ -86,21 +86,19 @@ class CountReducer:
         with tf.control_dependencies([known]):
             return tf.cast(totals[:-1], numbers.dtype)
 
-    def _sum(self, key: str, numbers: np.ndarray, blocking: bool = False) -> np.ndarray:
+    def _sum(self, key: str, numbers: np.ndarray) -> np.ndarray:
         total = np.append(numbers, self._own())
         if self._group.size > 1:
             plan = operations.all_reduce(total, self._group.choose(total.nbytes))
-            self._run(key, plan, f"int64 {total.shape}", blocking)
+            self._run(key, plan, f"int64 {total.shape}")
         self._learn(int(total[-1]))
         return total[:-1]
 
-    def _gather(self, key: str, numbers: np.ndarray, blocking: bool = True) -> np.ndarray:
-        # Blocking also in a graph, because nothing else runs meanwhile: so a rank in another collective is found soon.
+    def _gather(self, key: str, numbers: np.ndarray) -> np.ndarray:
         row = np.append(numbers, self._own())[np.newaxis]
-        rows, _ = self._run(key, operations.all_gather_rows(row), f"int64 {row.shape}", blocking)
+        rows, _ = self._run(key, operations.all_gather_rows(row), f"int64 {row.shape}")
         self._learn(int(rows[:, -1].sum()))
         return np.ascontiguousarray(rows[:, :-1])
 
-    def _run(self, key: str, plan: Operation, signature: str, blocking: bool) -> Any:
-        pending = self._group.post(key, plan, signature, overlaps=False, contents=self._contents)
-        return self._group.wait(pending, blocking)
+    def _run(self, key: str, plan: Operation, signature: str) -> Any:
+        return self._group.wait(self._group.post(key, plan, signature, overlaps=False, contents=self._contents))

@@ -158,7 +158,7 @@ class Edges:
         queue = self._expected[source, edge]
 
         def wait() -> tf.Tensor:
-            array = pair.wait(queue.popleft() if queue else begin(False), tf.executing_eagerly())
+            array = pair.wait(queue.popleft() if queue else begin(False))
             if not spec.shape.is_compatible_with(array.shape):
                 raise MismatchError(
                     f"rank {self._of_job(self._group.rank)} expected {spec.dtype.name} {spec.shape} along "

@@ -1,9 +1,10 @@
 """Drives many collectives at once, each under a key that all of its ranks know.
 
-Ranks do not run their collectives in the same order, because TensorFlow's executor starts whatever is ready. So a call
-site has a key, and each of its calls a sequence number; together they make the message tag. The first time that a group
-uses a key, its members agree on a number for it through the rendezvous server, which detects disagreements. A call that
-is posted before that is queued, and so is a call whose tag an earlier call still uses; `post` returns at once.
+Ranks do not begin their collectives in the same order: groups overlap, and stages of a pipeline run different graphs.
+So a call site has a key, and each of its calls a sequence number; together they make the message tag. The first time
+that a group uses a key, its members agree on a number for it through the rendezvous server, which detects
+disagreements. A call that is posted before that is queued, and so is a call whose tag an earlier call still uses;
+`post` returns at once.
 
 A waiting thread drives the engine: it polls the transfers of all collectives, briefly at full speed and then with naps
 that leave the core to the peer that it waits for. While no thread waits, a progress thread drives the engine.
@@ -37,6 +38,7 @@ from tfdist.engine.pending import Pending, Site
 from tfdist.engine.statistics import Statistics
 from tfdist.engine.timeline import EventRecorder
 from tfdist.errors import MismatchError, PeerLostError, TfdistError
+from tfdist.thread_values import is_beside_main_thread
 
 _EXPLANATION_SECONDS = 3.0
 _PATIENT_NAP = 5e-3
@@ -70,6 +72,7 @@ class Engine:
         self._used: set[tuple[int, ...]] = set()
         self._abandoned: list[Pending] = []
         self._unnoticed: TfdistError | None = None
+        self._withdrawal: MismatchError | None = None
         self.beside = Beside(self)
         self.numbers = CallNumbers(control, self.beside)
         self.statistics = Statistics(communicator, self.beside)
@@ -87,6 +90,7 @@ class Engine:
         self._work = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._is_called_by_threads = False
         self._contention = Contention()
         self._attendance = JoinCoordinator(self)
         if control is not None:
@@ -133,6 +137,15 @@ class Engine:
         missing = self.lost.keys() & members
         return self.lost[min(missing)] if missing else None
 
+    def cause_of(self, message: str) -> TfdistError | None:
+        """Returns the error of a collective that a message of TensorFlow quotes, or the one that ended all; else None.
+
+        Args:
+            message: message of an error of a graph that has called collectives.
+        """
+        quoted = self._withdrawal is not None and str(self._withdrawal) in message
+        return self._failure or (self._withdrawal if quoted else None)
+
     def run(
         self,
         key: str,
@@ -148,8 +161,7 @@ class Engine:
             TfdistError: a rank is lost, took part with other data, or did not come in time.
         """
         pending = self._post(Pending(key, members, contents), plan, signature)
-        with self._waiting():
-            return self._wait(pending, blocking=True)
+        return self.wait(pending)
 
     def post(
         self,
@@ -194,19 +206,18 @@ class Engine:
             self._thread.start()
         self._work.notify()
 
-    def wait(self, pending: Pending, blocking: bool = False) -> Any:
+    def wait(self, pending: Pending) -> Any:
         """Waits for a collective to complete and returns its result.
 
         Args:
             pending: the posted collective.
-            blocking: whether this process does nothing else meanwhile; the rendezvous server can then tell a deadlock
-                from a delay.
 
         Raises:
             TfdistError: a rank is lost, took part with other data, or did not come in time.
         """
-        with self._waiting():
-            return self._wait(pending, blocking)
+        with self._waiting(), self.timeline.waiting(pending) if self.timeline else contextlib.nullcontext():
+            self._poll(pending)
+        return pending.result
 
     def join(self) -> int:
         """Takes part without data in the other ranks' collectives until all have joined; returns the last rank.
@@ -278,6 +289,7 @@ class Engine:
     def _post(self, pending: Pending, plan: Plan | Operation, signature: str) -> Pending:
         site = (pending.members, pending.key)
         members = self._members(pending.members)
+        self._is_called_by_threads |= is_beside_main_thread()
         with self._posting:  # so that calls of one key are queued in the order of their numbers
             if failure := self.failure_of(members):
                 self._unnoticed = None
@@ -321,7 +333,7 @@ class Engine:
             if is_alone:
                 self._queued.remove(under_way[0])
                 self.numbers.withdraw(site)
-                under_way[0].error = error
+                under_way[0].error = self._withdrawal = error
                 self.statistics.end_communicating()
         if not is_alone:
             self.fail(error, site[0])
@@ -477,13 +489,7 @@ class Engine:
                 if self.under_way():
                     self._wake()
 
-    def _wait(self, pending: Pending, blocking: bool = False) -> Any:
-        if self.timeline:
-            with self.timeline.waiting(pending):
-                return self._poll(pending, blocking)
-        return self._poll(pending, blocking)
-
-    def _poll(self, pending: Pending, blocking: bool) -> Any:
+    def _poll(self, pending: Pending) -> None:
         begin, idling = time.monotonic(), Idling(self._contention)
         patience: WaitMonitor | None = None
         try:
@@ -496,8 +502,7 @@ class Engine:
                 elif not idling.spin():
                     if self._failure:
                         raise self._failure
-                    if patience is None and self.control:
-                        patience = self._patience(self.control, pending, blocking)
+                    patience = patience or self.monitor(pending)
                     if patience:
                         patience.check(time.monotonic() - begin)
                     idling.nap()
@@ -508,17 +513,21 @@ class Engine:
         finally:
             if patience:
                 patience.over()
-        return pending.result
 
-    def monitor(self, pending: Pending) -> WaitMonitor | None:
-        """Returns what decides how long to wait for a call that runs beside the engine; None for a process alone."""
-        return self._patience(self.control, pending, blocking=False) if self.control else None
+    def monitor(self, pending: Pending, has_order: bool = True) -> WaitMonitor | None:
+        """Returns what decides how long to wait for a call; None for a process alone.
 
-    def _patience(self, control: Control, pending: Pending, blocking: bool) -> WaitMonitor:
-        def standing() -> WaitingForCall:
+        Args:
+            pending: the call, which may run beside the engine.
+            has_order: whether this process begins no other call before this one is over.
+        """
+
+        def standing() -> WaitingForCall | None:
+            if self._is_called_by_threads or not has_order:
+                return None
             return WaitingForCall(pending.describe(), self.numbers.counts(), is_alone=self.under_way() == [pending])
 
-        return WaitMonitor(self.rank, control, self._timeouts, pending, blocking, standing)
+        return WaitMonitor(self.rank, self.control, self._timeouts, pending, standing) if self.control else None
 
     def _can_move(self) -> bool:
         return bool(self._active) or any(pending.number is not None for pending in self._queued.copy())

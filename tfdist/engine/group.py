@@ -135,9 +135,9 @@ class ProcessGroup:
             patient=patient,
         )
 
-    def wait(self, pending: Pending, blocking: bool = False) -> Any:
+    def wait(self, pending: Pending) -> Any:
         """Waits for a collective and returns its result; see `tfdist.engine.engine.Engine.wait`."""
-        return self.engine.wait(pending, blocking)
+        return self.engine.wait(pending)
 
     def check(self) -> None:
         """Raises an error if no collective of the group can complete; see `tfdist.engine.engine.Engine.check`."""

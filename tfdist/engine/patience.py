@@ -11,7 +11,8 @@ from tfdist.engine.pending import Pending
 from tfdist.errors import CollectiveTimeoutError, PeerLostError, TfdistError
 
 STANDING_SECONDS = 1.0
-"""Seconds after which a rank that only waits reports it to the server, which detects ranks waiting for each other."""
+"""Seconds after which a rank that only waits reports it to the server, which detects ranks waiting for each other; and
+after which it looks whether the report is still true."""
 
 _ANSWER_SECONDS = 5.0
 """Seconds after the deadline in which the server may still explain which ranks are late."""
@@ -25,8 +26,7 @@ class WaitMonitor:
         control: the connection to the rendezvous server.
         timeouts: deadlines for the report of a stall and for the end of the wait.
         pending: the collective.
-        blocking: whether this rank does nothing else meanwhile.
-        standing: function that returns the message that reports that this rank stands still.
+        standing: function that returns the message that reports that this rank stands still, or None if it does not.
     """
 
     def __init__(
@@ -35,16 +35,15 @@ class WaitMonitor:
         control: Control,
         timeouts: Timeouts,
         pending: Pending,
-        blocking: bool,
-        standing: Callable[[], messages.WaitingForCall],
+        standing: Callable[[], messages.WaitingForCall | None],
     ) -> None:
         self._rank = rank
         self._control = control
         self._timeouts = timeouts
         self._pending = pending
-        self._blocking = blocking
-        self._report = standing
-        self._standing = False
+        self._standing = standing
+        self._reported: messages.WaitingForCall | None = None
+        self._looks = 0
         self._stalls = 0
         self._asked: float | None = None
         self._known: messages.StallReport | None = None
@@ -78,17 +77,21 @@ class WaitMonitor:
 
     def tell(self, seconds: float) -> None:
         """Reports the wait to the server when a report is due."""
-        if self._blocking and not self._standing and seconds > STANDING_SECONDS:
-            self._standing = True
-            self._control.send(self._report())
+        if seconds > (self._looks + 1) * STANDING_SECONDS:
+            self._looks = int(seconds / STANDING_SECONDS)
+            self._says(self._standing())
         if seconds > (self._stalls + 1) * self._timeouts.stall:
             self._stalls += 1
             self._control.send(messages.Stalled(self._stalls * self._timeouts.stall))
 
     def over(self) -> None:
         """Ends the wait."""
-        if self._standing:
-            self._control.send(messages.Resumed())
+        self._says(None)
+
+    def _says(self, report: messages.WaitingForCall | None) -> None:
+        if report != self._reported:
+            self._control.send(report or messages.Resumed())
+            self._reported = report
 
     def _is_explained(self, seconds: float) -> bool:
         """Asks the server who is late once the deadline is over; returns whether it has answered, or is late itself."""

@@ -157,7 +157,7 @@ class Posting:
             key = f"eager {job.verb} #{place} of {job.shapes}"
             is_last = place == len(jobs) - 1  # its wait follows at once
             posted.append(self._post(key, job, job.packed(), weight, overlaps=not is_last))
-        return [self._collect(handle, blocking=True) for handle in posted]
+        return [self._collect(handle) for handle in posted]
 
     def _in_graph(self, jobs: Sequence[BucketJob], weight: tf.Tensor | None) -> list[tf.Tensor]:
         """Posts every bucket but the last; a final host call posts the last bucket and waits for all of them."""
@@ -203,8 +203,8 @@ class Posting:
             self._posted[handle] = (pending, lambda: begun.result(key))
         return handle
 
-    def _collect(self, handle: int, blocking: bool = False) -> tf.Tensor:
+    def _collect(self, handle: int) -> tf.Tensor:
         with self._lock:
             pending, result = self._posted.pop(handle)
-        self._group.wait(pending, blocking)
+        self._group.wait(pending)
         return to_tensor(result())

@@ -141,7 +141,7 @@ class Slices:
         if len(dense) < len(widths):
             parts = layout.unpack(*self._gathered(site, widths, arrays), widths)
         for variable, (total, posted) in dense.items():
-            self._group.wait(posted, site.is_eager)
+            self._group.wait(posted)
             parts[variable] = Parts([total], [np.arange(heads[variable])])
         return [to_tensor(vector) for vector in layout.pack(parts, dtypes, self._group.take)]
 
@@ -159,7 +159,7 @@ class Slices:
         if site.is_eager:  # a process that calls something else is known before more than one is under way
             gathered.append(self._group.run(*collectives.pop(0), contents=site.contents))
         posted = [self._group.post(*each, overlaps=False, contents=site.contents) for each in collectives]
-        gathered += [self._group.wait(each, site.is_eager) for each in posted]
+        gathered += [self._group.wait(each) for each in posted]
         return [every for every, _ in gathered], [sizes.tolist() for _, sizes in gathered]
 
     def _posted_sums(

@@ -108,7 +108,7 @@ class Links(Watcher):
             since: time at which the wait began, on `time.monotonic`.
         """
         engine, site = self.group.engine, self.group.site("sum by TensorFlow")
-        pending, monitor = engine.beside.waits_for(site, "")
+        pending, monitor = engine.beside.waits_for(site, "", has_order=False)
         pending.call = ended
         try:
             while self._ended.numpy() == ended and not self._is_over.wait(_LOOK_SECONDS):

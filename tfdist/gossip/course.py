@@ -85,11 +85,11 @@ class Gossip(Course):
         samples, steps = progress.samples - self._last.samples, progress.step - self._last.step
         has_trained = samples > 0  # a step may find that there is no batch left
         attendance = Attendance(samples, steps, 1, int(has_trained))
-        together = self._everyone.attend(attendance, blocking=True)
+        together = self._everyone.attend(attendance)
         if together.steps:
             weight = has_trained / together.average if together.average else 1 / self._size
             begun = self._everyone.begin(range(len(new)), new, weight, overlaps=False)
-            mean = self._everyone.finish(begun, blocking=True)
+            mean = self._everyone.finish(begun)
             self._measure(new, mean)
             for place, value in enumerate(mean):
                 self.centre[place] = np.array(value)

@@ -69,16 +69,15 @@ class MessageChannels:
             self._group.engine.advance()
         return self.await_next(rank) if self._expected[rank].done else None
 
-    def await_next(self, rank: int, blocking: bool = False) -> GossipMessage:
+    def await_next(self, rank: int) -> GossipMessage:
         """Waits for the next message and returns it.
 
         Args:
             rank: rank of the sender.
-            blocking: whether this process does nothing else meanwhile, as in `tfdist.engine.engine.Engine.wait`.
 
         Raises:
             TfdistError: the sender is lost, or has sent nothing in time.
         """
         self.expect(rank, overlaps=False)
         pending = self._expected.pop(rank)
-        return GossipMessage.unpacked(self._pair(rank, self._group.rank).wait(pending, blocking))
+        return GossipMessage.unpacked(self._pair(rank, self._group.rank).wait(pending))

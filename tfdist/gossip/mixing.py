@@ -81,7 +81,7 @@ class Mixing(abc.ABC):
             self._lines.send(rank, self._message(end))
         new = [np.array(value) for value in values]
         for rank in self._left:
-            while not (message := self._lines.await_next(rank, blocking=True)).kind.is_end:
+            while not (message := self._lines.await_next(rank)).kind.is_end:
                 self._handle_late_message(rank, message, new)
         return new
 

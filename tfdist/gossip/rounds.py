@@ -53,14 +53,14 @@ class SynchronousMixing(Mixing):
         """Completes this round's exchange, or with overlap the last one's; see `Mixing`."""
         if not self._overlaps:
             self._start(values)
-            return self._completed(values, blocking=False)
-        new = self._completed(values, blocking=False)
+            return self._completed(values)
+        new = self._completed(values)
         self._start(new)
         return [value.copy() for value in new]  # the originals are being sent
 
     def finish(self, values: Arrays) -> list[np.ndarray]:
         """Completes the exchange under way, then ends the rounds; see `Mixing`."""
-        return super().finish(self._completed(values, blocking=True))
+        return super().finish(self._completed(values))
 
     def assigned(self, place: int) -> None:
         """Excludes the variable from the exchange under way; see `Mixing`."""
@@ -80,13 +80,13 @@ class SynchronousMixing(Mixing):
         self._assigned.clear()
         self._round += 1
 
-    def _completed(self, values: Arrays, blocking: bool) -> list[np.ndarray]:
+    def _completed(self, values: Arrays) -> list[np.ndarray]:
         """Returns the weights after the exchange under way. Neighbours that have ended count as having this one's."""
         if self._under_way is None:
             return [np.array(value) for value in values]
         sources, self._under_way = self._under_way, None
         for rank in sources.keys() - self._ended:
-            message = self._lines.await_next(rank, blocking)
+            message = self._lines.await_next(rank)
             if message.kind.is_end:
                 self._has_ended(rank, message)
             else:

@@ -78,14 +78,13 @@ class Exchanges:
         self._names = names
         self._compressor = compressor
 
-    def attend(self, attendance: Attendance, blocking: bool) -> Attendance:
+    def attend(self, attendance: Attendance) -> Attendance:
         """Adds up what all processes bring to the next exchange; all of them call it.
 
         Args:
             attendance: what this process brings.
-            blocking: whether this process does nothing else meanwhile, as in `tfdist.engine.engine.Engine.wait`.
         """
-        return Attendance(*self._together(np.array(attendance, np.int64), np.add, "participants of a round", blocking))
+        return Attendance(*self._together(np.array(attendance, np.int64), np.add, "participants of a round"))
 
     def furthest(self, step: int) -> int:
         """Returns the largest number of steps of any process; all call it, and do nothing else meanwhile.
@@ -93,7 +92,7 @@ class Exchanges:
         Args:
             step: number of steps that this process has taken.
         """
-        return self._together(np.array([step], np.int64), np.maximum, "largest number of steps", blocking=True)[0]
+        return self._together(np.array([step], np.int64), np.maximum, "largest number of steps")[0]
 
     def total(self, value: float) -> float:
         """Returns the sum of a value over all processes; all call it, and do nothing else meanwhile.
@@ -101,15 +100,15 @@ class Exchanges:
         Args:
             value: value of this process.
         """
-        return self._together(np.array([value], np.float64), np.add, "a sum", blocking=True)[0]
+        return self._together(np.array([value], np.float64), np.add, "a sum")[0]
 
-    def _together(self, numbers: np.ndarray, combine: np.ufunc, what: str, blocking: bool) -> list[Any]:
+    def _together(self, numbers: np.ndarray, combine: np.ufunc, what: str) -> list[Any]:
         total = self._group.take(numbers.nbytes).view(numbers.dtype)
         plan = operations.all_reduce(total, self._group.choose(numbers.nbytes), combine, numbers)
         pending = self._group.post(
             f"{self._name}: {what}", plan, f"{numbers.dtype.name} {numbers.shape}", overlaps=False
         )
-        self._group.wait(pending, blocking)
+        self._group.wait(pending)
         return total.tolist()
 
     def begin(
@@ -146,16 +145,15 @@ class Exchanges:
             pending.append((posted, members, total))
         return PendingSum(pending, [array.shape for array in arrays])
 
-    def finish(self, begun: PendingSum, blocking: bool) -> list[np.ndarray]:
+    def finish(self, begun: PendingSum) -> list[np.ndarray]:
         """Waits for a sum and returns its arrays.
 
         Args:
             begun: the sum to wait for.
-            blocking: whether this process does nothing else meanwhile, as in `tfdist.engine.engine.Engine.wait`.
         """
         for pending, _, _ in begun.pending:
             if pending is not None:
-                self._group.wait(pending, blocking)
+                self._group.wait(pending)
         return begun.arrays()
 
     def _compressed(self, place: int, array: np.ndarray) -> Compressed | None:
@@ -165,7 +163,7 @@ class Exchanges:
 class SingleProcessExchanges:
     """Replaces `Exchanges` in a process that trains alone."""
 
-    def attend(self, attendance: Attendance, blocking: bool) -> Attendance:
+    def attend(self, attendance: Attendance) -> Attendance:
         """Returns what this process brings."""
         return attendance
 
@@ -185,6 +183,6 @@ class SingleProcessExchanges:
             [(None, [place], array.reshape(-1)) for place, array in enumerate(arrays)], [a.shape for a in arrays]
         )
 
-    def finish(self, begun: PendingSum, blocking: bool) -> list[np.ndarray]:
+    def finish(self, begun: PendingSum) -> list[np.ndarray]:
         """Returns the arrays of a sum."""
         return begun.arrays()

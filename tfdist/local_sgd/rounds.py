@@ -211,7 +211,7 @@ class Rounds(Course):
             The next action, and the new values.
         """
         turn = self.first(progress.step)
-        return Turn(max(1, turn.left - self._settings.delay), turn.what), self._ended(values, blocking=False)
+        return Turn(max(1, turn.left - self._settings.delay), turn.what), self._ended(values)
 
     def average(
         self, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]
@@ -219,7 +219,7 @@ class Rounds(Course):
         """Averages everything; returns the next action and the new values, like `exchange`."""
         self._learning_rate = learning_rate
         together = self._attend(self._fragments[self._next], progress, averages=True)
-        return self.first(progress.step), self._averaged(progress, together, values, blocking=False)
+        return self.first(progress.step), self._averaged(progress, together, values)
 
     # Between epochs.
 
@@ -234,7 +234,7 @@ class Rounds(Course):
 
         if self._under_way is not None:
             places = self._under_way[0].places
-            assign(places, self._ended([new[place] for place in places], blocking=True))
+            assign(places, self._ended([new[place] for place in places]))
         left = self.fragments
         while left:
             fragment = self._fragments[self._next]
@@ -242,12 +242,12 @@ class Rounds(Course):
             left = self.fragments if together.ended < self._size else left - 1
             changes |= bool(together.average or together.steps)
             if together.average:
-                new = self._averaged(progress, together, new, blocking=True)
+                new = self._averaged(progress, together, new)
                 continue
             if together.steps:
                 places = self.places(self._next)
                 current = [new[place] for place in places]
-                assign(places, self._exchanged(fragment, progress, together, current, blocking=True))
+                assign(places, self._exchanged(fragment, progress, together, current))
             self._next = (self._next + 1) % self.fragments
         self._next = 0
         return RoundResult(self._plain.furthest(progress.step), new, changes)
@@ -259,7 +259,7 @@ class Rounds(Course):
     ) -> Attendance:
         samples, steps = progress.samples - fragment.last.samples, progress.step - fragment.last.step
         attendance = Attendance(samples, steps, int(ended), int(averages), self._wishes.own())
-        together = self._plain.attend(attendance, blocking=ended)
+        together = self._plain.attend(attendance)
         self._wishes.learn(together.wishes)
         return together
 
@@ -285,13 +285,13 @@ class Rounds(Course):
         changes = [np.asarray(x - self.centre[place]) for place, x in zip(fragment.places, values, strict=False)]
         return self._exchanges.begin(fragment.places, changes, weight, overlaps=overlaps)
 
-    def _ended(self, values: Sequence[np.ndarray], blocking: bool) -> list[np.ndarray]:
+    def _ended(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         assert self._under_way is not None
         (fragment, begun), self._under_way = self._under_way, None
         if begun is None:
             return [np.array(value) for value in values]
         before = [self.centre[place] for place in fragment.places]
-        centre = fragment.rule.centre(before, self._exchanges.finish(begun, blocking))
+        centre = fragment.rule.centre(before, self._exchanges.finish(begun))
         weights = fragment.rule.own(values, before, centre)
         for index, place in enumerate(fragment.places):
             if place in self._assigned:  # during the exchange, which was of the value before the assignment
@@ -306,23 +306,20 @@ class Rounds(Course):
         progress: Progress,
         together: Attendance,
         values: Sequence[np.ndarray],
-        blocking: bool = False,
     ) -> list[np.ndarray]:
         parameters, slots = values[: len(fragment.places)], values[len(fragment.places) :]
         weight = self._weight(fragment, progress, together)
         self._under_way = fragment, self._begun(fragment, progress, together, parameters, overlaps=False)
         averaged = self._plain.begin(self._slots, slots, weight, overlaps=False) if slots else None
-        new = self._ended(parameters, blocking)
-        return new if averaged is None else [*new, *self._plain.finish(averaged, blocking)]
+        new = self._ended(parameters)
+        return new if averaged is None else [*new, *self._plain.finish(averaged)]
 
-    def _averaged(
-        self, progress: Progress, together: Attendance, values: Sequence[np.ndarray], blocking: bool
-    ) -> list[np.ndarray]:
+    def _averaged(self, progress: Progress, together: Attendance, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         weight = self._weight(self._fragments[self._next], progress, together)
         for fragment in self._fragments:
             fragment.last = progress
         begun = self._plain.begin(range(len(values)), values, weight, overlaps=False)
-        means = [np.array(mean) for mean in self._plain.finish(begun, blocking)]
+        means = [np.array(mean) for mean in self._plain.finish(begun)]
         for place in range(len(self.centre)):
             self.centre[place] = means[place].copy()
         return means

@@ -402,12 +402,72 @@ def mismatches():
         equal(tfdist.all_reduce(tf.ones(121) * rank, "sum", group=pair), np.ones(121))
 
 
+def mismatches_in_graphs():
+    """So it is in graphs, in which calls that wait have one order; functions have names that no other graph has."""
+
+    @tf.function
+    def one_or_other():
+        return (tfdist.all_reduce if rank else tfdist.all_gather)(tf.ones([2, 151]))
+
+    @tf.function
+    def in_turn():
+        calls = [lambda: tfdist.all_reduce(tf.ones(139)), lambda: tfdist.all_gather(tf.ones([2, 139]))]
+        return [call() for call in (calls if rank else reversed(calls))]
+
+    @tf.function
+    def in_graph():
+        return tfdist.all_reduce(tf.ones(149))
+
+    words = "ranks take part in different collectives: rank 0 waits in"
+    for call in (one_or_other, in_turn, in_graph if rank else lambda: tfdist.all_reduce(tf.ones(149))):
+        with pytest.raises((tfdist.MismatchError, tf.errors.UnknownError), match=words):
+            call()
+        equal(tfdist.all_reduce(tf.ones(3)), np.ones(3))
+    equal(in_graph(), np.ones(149))
+
+
+class Centred(keras.layers.Layer):
+    """Subtracts the mean over all samples, for which only some ranks ask the others."""
+
+    asks = bool(rank)
+
+    def call(self, inputs):
+        mean = tf.reduce_mean(inputs)
+        return inputs - (tfdist.all_reduce(mean) if self.asks else mean)
+
+
+def a_model_that_communicates_on_some_ranks():
+    """`fit` raises the error of the graph, and trains once the models are alike."""
+    with tfdist.AllReduceStrategy().scope():
+        keras.utils.set_random_seed(1)
+        centred = Centred()
+        model = keras.Sequential([keras.layers.Dense(4), centred, keras.layers.BatchNormalization()])
+        model.compile("sgd", "mse")
+    x = np.random.default_rng(1).normal(size=(8 * size, 3))
+    words = rf"rank 0 waits in .*#0: (shared )?sum of .*; rank 1 waits in .*#0: mean of .*; rank {size - 1} waits in"
+    with pytest.raises(tfdist.MismatchError, match=words if size > 2 else words.rpartition(";")[0]):
+        model.fit(x, x[:, :1], batch_size=4 * size, verbose=0)
+    centred.asks = True
+    model.make_train_function(force=True)
+    losses = [model.fit(x, x[:, :1], batch_size=4 * size, verbose=0).history["loss"][0] for _ in range(2)]
+    assert losses[1] < losses[0]
+    for weight in model.get_weights():
+        equal(tfdist.broadcast(weight), weight)
+
+
+@tf.function
+def in_branches(first):
+    one, other = lambda: tfdist.all_reduce(tf.ones(2)), lambda: tfdist.all_gather(tf.ones([1, 2]))[0]
+    return tf.cond(first, lambda: one() + other(), lambda: other() + one())
+
+
 def different():
     calls = {
         "op": [lambda: tfdist.all_reduce(tf.ones(2), "sum"), lambda: tfdist.all_reduce(tf.ones(2), "mean")],
         "root": [lambda: tfdist.broadcast(tf.ones(2), 0), lambda: tfdist.broadcast(tf.ones(2), 1)],
+        "branch": [lambda: in_branches(tf.constant(True)), lambda: in_branches(tf.constant(False))],
     }[os.environ["TEST_DIFFERENT"]]
-    if os.environ["TEST_DIFFERENT"] == "op":
+    if os.environ["TEST_DIFFERENT"] != "root":
         for call in calls:  # on all ranks alike: both are known
             call()
     calls[rank]()

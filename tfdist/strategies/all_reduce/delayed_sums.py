@@ -57,7 +57,7 @@ class DelayedSums:
 
         def call(factor: tf.Tensor, *given: tf.Tensor) -> list[Any]:
             arrays = [to_array(gradient) for gradient in given]
-            sums = self._taken(blocking=False)
+            sums = self._taken()
             self._under_way = self._exchanges.begin(range(len(arrays)), arrays, float(factor), overlaps=True)
             # Copies: a variable that takes over the memory of a tensor would write into buffers of the engine.
             summed = (
@@ -74,15 +74,15 @@ class DelayedSums:
 
     def last(self) -> list[np.ndarray] | None:
         """Returns the sums of the last step, or None if they have been taken; all processes call it after a step."""
-        sums = self._taken(blocking=True)
+        sums = self._taken()
         self._late = 0
         return sums
 
-    def _taken(self, blocking: bool) -> list[np.ndarray] | None:
+    def _taken(self) -> list[np.ndarray] | None:
         if self._under_way is None:
             return None
         under_way, self._under_way = self._under_way, None
-        sums = self._exchanges.finish(under_way, blocking)
+        sums = self._exchanges.finish(under_way)
         self.staleness[self._late] += 1
         self._late = 1
         return sums

@@ -327,7 +327,8 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
 
     def cause_of(self, error: tf.errors.OpError) -> BaseException | None:
         """Returns the error of tfdist that an error of TensorFlow has come from; see `Ability.cause_of`."""
-        return self.failure or (None if self._by_tensorflow is None else self._by_tensorflow.cause_of(error))
+        cause = self.failure or self.group.engine.cause_of(error.message)
+        return cause or (None if self._by_tensorflow is None else self._by_tensorflow.cause_of(error))
 
     def table(self, name: str, form: TableSpec, cache: CachePolicy | None = None) -> TableClient | None:
         """Returns a table of an embedding's rows on the servers; see `tfdist.strategies.abilities.Ability`."""
