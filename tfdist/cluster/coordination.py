@@ -162,7 +162,7 @@ class CollectiveCoordinator:
         waits = "; ".join(f"rank {rank} waits in {_named(self._standing[rank].call)}" for rank in sorted(ranks))
         return (
             f"ranks take part in different collectives: {waits}. "
-            "Every rank must call the same collectives in the same order."
+            "Every rank must call the same collectives, of the same shapes, in the same order."
         )
 
     def _can_be_undone(self, ranks: Iterable[int]) -> bool:

@@ -23,22 +23,25 @@ from tfdist.tensors import HOST
 
 
 @contextlib.contextmanager
-def in_order() -> Iterator[tf.Tensor]:
-    """Context in which an operation is traced that may wait for other processes.
+def in_order() -> Iterator[list[tf.Tensor]]:
+    """Context in which an operation is traced, or called, that may wait for other processes.
 
     Yields:
-        The handle of a resource, which the operation must have as an input.
+        The handle of a resource, which the operation must have as an input; nothing for an eager call.
     """
+    if tf.executing_eagerly():
+        yield []
+        return
     graph = tf.compat.v1.get_default_graph()
     handle = _handle_in(graph)
     if not private.keeps_order(graph):
         with tf.control_dependencies(handle.consumers()):
-            yield handle
+            yield [handle]
         return
     with tf.device(HOST):
         before = tf.timestamp()
     with tf.control_dependencies([before]):
-        yield handle
+        yield [handle]
     with tf.control_dependencies(handle.consumers()[-1:]), tf.device(HOST):
         tf.timestamp()
 

@@ -81,11 +81,8 @@ def host_call(
         with GradualUnderflow(), tf.device(HOST):
             return function(*tensors[: len(inputs)])
 
-    if tf.executing_eagerly():
-        with tf.device(HOST):
-            return tf.py_function(on_host, list(inputs), dtypes, name=name)
     with in_order() as order, tf.device(HOST):
-        return tf.py_function(on_host, [*inputs, order], dtypes, name=name)
+        return tf.py_function(on_host, [*inputs, *order], dtypes, name=name)
 
 
 class GradualUnderflow:

@@ -75,7 +75,7 @@ class SharedSums:
         channel = _site(self._group, key).channel(shapes, dtype, ", ".join(names))
         if tf.config.list_logical_devices("GPU") and len(tensors) > 1:  # packed there, they cross in one copy
             tensors = [tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)]
-        with in_order() as order, tf.device(HOST):
+        with in_order() as (order,), tf.device(HOST):
             factor = tf.constant(1.0, tf.float64) if weight is None else weight
             sums = machine_code.load().operations.tfdist_sum(
                 tensors=tensors, weight=factor, order=order, channel=channel.number

@@ -443,7 +443,8 @@ def captured(graph: Any, tensor: Any) -> Any:
 def unordered(tensor: Any) -> Any:
     """Returns a stateful operation's tensor, which TensorFlow then does not order among other stateful operations.
 
-    In functions, it runs those that use no resource, such as `tf.timestamp`, one after another, as they were traced.
+    In functions, it runs those that use no resource, such as `tf.timestamp`, one after another, as they were traced;
+    see `tfdist.engine.call_order` for those that wait for other processes.
 
     Args:
         tensor: a tensor that was just made.
