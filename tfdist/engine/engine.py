@@ -26,7 +26,6 @@ from tfdist.cluster.messages import RankStatus, WaitingForCall
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.schedule import Plan
 from tfdist.comm.communicator import Communicator
-from tfdist.comm.group import GroupCommunicator
 from tfdist.engine import operations
 from tfdist.engine.beside import Beside
 from tfdist.engine.call_numbers import CallNumbers
@@ -37,14 +36,13 @@ from tfdist.engine.patience import WaitMonitor
 from tfdist.engine.pending import Pending, Site
 from tfdist.engine.statistics import Statistics
 from tfdist.engine.timeline import EventRecorder
+from tfdist.engine.under_way import CallsUnderWay
 from tfdist.errors import MismatchError, PeerLostError, TfdistError
 from tfdist.thread_values import is_beside_main_thread
 
 _EXPLANATION_SECONDS = 3.0
 _PATIENT_NAP = 5e-3
 """Seconds that the progress thread sleeps when all calls are patient. Waking up interrupts computation on its core."""
-_TAGS_OF_A_KEY = 4
-"""Number of calls of one key that can move at once, each with its own tag; later calls wait in the queue."""
 
 
 class Engine:
@@ -70,21 +68,14 @@ class Engine:
         self.control = control
         self.lost: dict[int, TfdistError] = {}
         self._used: set[tuple[int, ...]] = set()
-        self._abandoned: list[Pending] = []
         self._unnoticed: TfdistError | None = None
         self._withdrawal: MismatchError | None = None
         self.beside = Beside(self)
         self.numbers = CallNumbers(control, self.beside)
         self.statistics = Statistics(communicator, self.beside)
-        self._timeline: EventRecorder | None = None
+        self._calls = CallsUnderWay(communicator, self.numbers, self.statistics, tags, self._started)
         self._timeouts = timeouts
-        self._tags = tags
-        self._communicators: dict[tuple[int, ...] | None, Communicator] = {None: communicator}
         self._posting = threading.Lock()
-        self._lock = threading.Lock()
-        self._queued: list[Pending] = []
-        self._active: list[Pending] = []
-        self._broken: Pending | None = None  # the call whose transfer broke: until the cause is known, none is moved
         self._failure: TfdistError | None = None
         self._waiters = 0
         self._work = threading.Condition()
@@ -109,11 +100,11 @@ class Engine:
     @property
     def timeline(self) -> EventRecorder | None:
         """Record of all collectives and waits; None if none is wanted."""
-        return self._timeline
+        return self._calls.timeline
 
     @timeline.setter
     def timeline(self, recorder: EventRecorder | None) -> None:
-        self._timeline = recorder
+        self._calls.timeline = recorder
         self.beside.is_recorded.value = recorder is not None
 
     @property
@@ -249,20 +240,14 @@ class Engine:
             rank: the lost rank.
             error: the reason of the loss.
         """
-        with self._posting, self._lock:
+        with self._posting:
             others = [members for members in self._used if rank not in members]
             if self._closed or not others or not self.communicator.outlives_others:
                 return False
             self.lost[rank] = error
             if len(others) < len(self._used):
                 self._unnoticed = error
-            for pending in self.under_way():
-                if rank in self._members(pending.members):
-                    pending.error = error
-                    (self._active if pending in self._active else self._queued).remove(pending)
-                    self._abandoned.append(pending)  # keeps its buffers, into which other ranks' data may still come
-            if self._abandoned and not self.under_way():
-                self.statistics.end_communicating()
+            self._calls.abandon(rank, error)
             return True
 
     def close(self) -> None:
@@ -277,7 +262,7 @@ class Engine:
 
     def under_way(self) -> list[Pending]:
         """Returns the calls that this rank has posted and not completed."""
-        return [*self._active, *self._queued]
+        return self._calls.calls()
 
     def state(self) -> RankStatus:
         """Returns the collectives that this rank has under way, for the explanation of a stall."""
@@ -301,15 +286,12 @@ class Engine:
                 site, signature, functools.partial(self.agreed, site), functools.partial(self._undone, site)
             )
             self.numbers.begin(site)
-            with self._lock:
-                if not self.under_way():
-                    self.statistics.begin_communicating()
-                self._queued.append(pending)
+            self._calls.queue(pending)
             if pending.number is None:
                 pending.number = self.numbers.of(site)  # the answer may have come before the call was queued
         if pending.number is not None:
-            with self._explained(), self._lock, np.errstate(all="ignore"):
-                self._start_queued()
+            with self._explained():
+                self._calls.start()
         return pending
 
     def _members(self, members: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -319,64 +301,24 @@ class Engine:
         """Takes the number that the members have agreed on for a site, and numbers its queued calls."""
         with self._work:
             self.numbers.take(site, number)
-            for pending in self._queued.copy():
-                if (pending.members, pending.key) == site:
-                    pending.number = number
+            self._calls.take_number(site, number)
             self._work.notify()
 
     def _undone(self, site: Site, why: str) -> None:
         """Withdraws a call, because the members call different collectives and nothing has been sent yet."""
         error = MismatchError(why)
-        with self._posting, self._lock:
-            under_way = self.under_way()
-            is_alone = [(pending.members, pending.key) for pending in under_way] == [site]
-            if is_alone:
-                self._queued.remove(under_way[0])
-                self.numbers.withdraw(site)
-                under_way[0].error = self._withdrawal = error
-                self.statistics.end_communicating()
-        if not is_alone:
+        with self._posting:
+            is_withdrawn = self._calls.withdraw(site, error)
+        if is_withdrawn:
+            self._withdrawal = error
+        else:
             self.fail(error, site[0])
 
-    def _start_queued(self) -> None:
-        """Starts every queued call whose key has a number, and whose tag is free."""
-        passed_over: set[Site] = set()  # later calls of these sites wait too, even if a number comes during this loop
-        for pending in self._queued.copy():
-            site = (pending.members, pending.key)
-            if pending.number is None:
-                pending.number = self.numbers.of(site)
-            tag_is_used = any(
-                other.number == pending.number and other.call <= pending.call - _TAGS_OF_A_KEY for other in self._active
-            )
-            if pending.number is None or tag_is_used or site in passed_over:
-                passed_over.add(site)
-                continue
-            self._queued.remove(pending)
-            self._start(pending)
-
-    def _start(self, pending: Pending) -> None:
-        assert pending.number is not None
-        tag = (pending.number * _TAGS_OF_A_KEY + pending.call % _TAGS_OF_A_KEY) % self._tags
-        pending.schedule = pending.operation.plan(self._communicator(pending.members), tag)
-        self.statistics.begun += 1
-        self._active.append(pending)
-        if self.timeline:
-            self.timeline.posted(pending)
-        self._move(pending)
+    def _started(self, pending: Pending) -> None:
         if self.control and self.control.joined:
             self._attendance.invite(pending.describe(), pending.operation.stand_in)
 
-    def _communicator(self, members: tuple[int, ...] | None) -> Communicator:
-        if members not in self._communicators:
-            assert members is not None
-            self._communicators[members] = GroupCommunicator(self.communicator, members)
-        return self._communicators[members]
-
     # For a rank that has joined.
-
-    def advance(self) -> bool:
-        """Drives the collectives under way once. Returns whether any of them progressed."""
-        return self._advance()
 
     def drain(self) -> None:
         """Waits for all collectives under way."""
@@ -400,55 +342,24 @@ class Engine:
 
     # Making progress.
 
-    def _advance(self) -> bool:
-        """Polls every active collective once. Returns whether any of them progressed."""
-        moved = False
-        with self._explained(), np.errstate(all="ignore"):  # a sum may overflow, as it would on one process
-            if not self._lock.acquire(blocking=False):
-                return False
-            try:
-                if self._failure:
-                    raise self._failure
-                if self._queued:
-                    self._start_queued()
-                for pending in list(self._active):
-                    moved |= self._move(pending)
-            finally:
-                self._lock.release()
-        return moved
+    def advance(self) -> bool:
+        """Polls the transfers of all collectives once. Returns whether any of them progressed.
 
-    def _move(self, pending: Pending) -> bool:
-        """Resumes a call if its transfers are complete. Returns whether they are."""
-        if self._broken:
-            return False
-        try:
-            if not self.communicator.completed(pending.requests):
-                return False
-            self._resume(pending)
-        except Exception:
-            self._broken = pending
-            raise
-        return True
-
-    def _resume(self, pending: Pending) -> None:
-        try:
-            pending.requests = next(pending.schedule)
-        except StopIteration as stop:
-            self._active.remove(pending)
-            pending.result = stop.value
-            pending.requests = ()
-            pending.done = True
-            if not self.under_way():
-                self.statistics.end_communicating()
-        if self.timeline:
-            self.timeline.stepped(pending)
+        Raises:
+            TfdistError: no collective can complete any more.
+        """
+        with self._explained():
+            if self._failure:
+                raise self._failure
+            return self._calls.advance()
+        return False  # the call whose transfer broke was given up
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         """Replaces the error of a broken transfer by its cause, which the rendezvous server usually learns soon.
 
         If the cause is a lost rank, and this process goes on without it, only the calls with that rank have failed.
-        Neither lock may be held: the control connection's thread takes both before it tells of a loss (`survives`).
+        No lock may be held: the control connection's thread takes them before it tells of a loss (`survives`).
         """
         try:
             yield
@@ -462,8 +373,7 @@ class Engine:
                 raise
             end = time.monotonic() + _EXPLANATION_SECONDS
             while self.control and not self.control.failure and time.monotonic() < end:
-                if self._broken and self._broken.error:
-                    self._broken = None
+                if self._calls.has_abandoned_broken():
                     return
                 time.sleep(0.01)
             explanation = (self.control.failure if self.control else None) or PeerLostError(
@@ -497,7 +407,7 @@ class Engine:
                 if pending.error:
                     self._unnoticed = None
                     raise pending.error
-                if self._advance():
+                if self.advance():
                     idling.moved()
                 elif not idling.spin():
                     if self._failure:
@@ -529,21 +439,18 @@ class Engine:
 
         return WaitMonitor(self.rank, self.control, self._timeouts, pending, standing) if self.control else None
 
-    def _can_move(self) -> bool:
-        return bool(self._active) or any(pending.number is not None for pending in self._queued.copy())
-
     def _drive(self) -> None:
         """Runs the progress thread, which drives posted collectives while no thread waits."""
         idling = Idling(self._contention)
         while True:
             with self._work:
-                while not self._closed and (self._waiters or self._failure or not self._can_move()):
+                while not self._closed and (self._waiters or self._failure or not self._calls.can_move()):
                     self._work.wait()
                     idling = Idling(self._contention)
                 if self._closed:
                     return
             try:
-                moved = self._advance()
+                moved = self.advance()
             except Exception:
                 continue  # the error is kept as the engine's failure, which the next wait raises
             if moved:
