@@ -1,38 +1,17 @@
 """The functional interface on one process; `tests/multiprocess/test_functional.py` has it on several."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import functional
+from tfdist import initialization
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.setattr(functional, "_initialized", None)
-
-
-def test_rank_before_init_raises():
-    assert not tfdist.is_initialized()
-    with pytest.raises(RuntimeError, match=r"call tfdist.init\(\) first"):
-        tfdist.rank()
-
-
-def test_the_role_is_known_after_a_strategy_was_made(monkeypatch):
-    monkeypatch.setattr(functional.job, "_entered", None)
-    with monkeypatch.context() as before:
-        before.setattr(functional.keras_seams, "is_installed", lambda: False)
-        with pytest.raises(RuntimeError, match="or make a strategy"):
-            tfdist.role()
-    tfdist.ParameterServerStrategy()
-    assert tfdist.role() == "chief"
-    task = {"cluster": {"chief": ["h:1"], "ps": ["h:2"]}, "task": {"type": "evaluator", "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
-    assert tfdist.role() == "evaluator"
+    monkeypatch.setattr(initialization, "_initialized", None)
 
 
 def test_collectives_of_one_process_return_their_input():
@@ -67,8 +46,3 @@ def test_gradient_of_sum_is_defined_and_of_max_raises():
         y = tfdist.all_reduce(x, "max")
     with pytest.raises(ValueError, match="a gradient for 'sum' and 'mean', not for 'max'"):
         tape.gradient(y, x)
-
-
-def test_init_with_an_unknown_algorithm():
-    with pytest.raises(ValueError, match="got 'rings'"):
-        tfdist.init(algorithm="rings")

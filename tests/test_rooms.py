@@ -23,6 +23,7 @@ ORDER = (
     ("strategies",),
     ("model_parallel",),
     ("pipeline",),
+    ("initialization",),
     ("functional", "layers"),
     ("distribution",),
     ("optimizers",),

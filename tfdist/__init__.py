@@ -49,18 +49,12 @@ if TYPE_CHECKING:
         barrier,
         broadcast,
         broadcast_variables,
-        init,
-        is_initialized,
         join,
-        local_rank,
-        local_size,
-        rank,
         receive,
         reduce_scatter,
-        role,
         send,
-        size,
     )
+    from tfdist.initialization import init, is_initialized, local_rank, local_size, rank, role, size
     from tfdist.model_parallel.analysis import analyze
     from tfdist.model_parallel.device_scope import device_scope
     from tfdist.model_parallel.loading import load_model
@@ -79,8 +73,9 @@ if TYPE_CHECKING:
 
 _ERRORS = """CalibrationError ClusterSpecError CollectiveTimeoutError IncompatibleKerasError MPIUnavailableError
 MismatchError PayloadError PeerLostError RendezvousError TensorFlowMissingError TfdistError"""
-_FUNCTIONS = """Adasum Group all_gather all_reduce all_to_all barrier broadcast broadcast_variables init
-is_initialized join local_rank local_size rank receive reduce_scatter role send size"""
+_FUNCTIONS = """Adasum Group all_gather all_reduce all_to_all barrier broadcast broadcast_variables join receive
+reduce_scatter send"""
+_PLACE = "init is_initialized local_rank local_size rank role size"
 _HOMES = {
     "AllReduceStrategy": "tfdist.strategies.all_reduce.all_reduce",
     "DistributedGradientTape": "tfdist.optimizers.gradient_tape",
@@ -101,6 +96,7 @@ _HOMES = {
     "scale_summed_loss": "tfdist.strategies.keras.keras_losses",
     **dict.fromkeys(_ERRORS.split(), "tfdist.errors"),
     **dict.fromkeys(_FUNCTIONS.split(), "tfdist.functional"),
+    **dict.fromkeys(_PLACE.split(), "tfdist.initialization"),
 }
 
 __all__ = [

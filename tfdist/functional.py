@@ -1,4 +1,4 @@
-"""Collectives for custom training loops, similar to Horovod's: ``tfdist.init``, ``tfdist.all_reduce``, …
+"""Collectives for custom training loops, similar to Horovod's: ``tfdist.all_reduce``, ``tfdist.broadcast``, …
 
 They work eagerly and in graphs (`join` only eagerly), with tensors on CPUs and GPUs. Collectives that return tensors
 have gradients; `send` and `receive` have none. Every rank of the group must call the same collectives; otherwise an
@@ -17,23 +17,11 @@ require_tensorflow()
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from tfdist.cluster import discovery  # noqa: E402
-from tfdist.cluster.settings import Timeouts  # noqa: E402
-from tfdist.collectives import algorithms  # noqa: E402
-from tfdist.collectives.cost import TYPICAL, Calibration  # noqa: E402
-from tfdist.engine import calibration  # noqa: E402
 from tfdist.engine.bridge import Bridge  # noqa: E402
-from tfdist.engine.edges import Edges  # noqa: E402
 from tfdist.engine.exchange import Exchange  # noqa: E402
-from tfdist.engine.group import ProcessGroup  # noqa: E402
 from tfdist.engine.slices import Slices  # noqa: E402
-from tfdist.errors import MismatchError  # noqa: E402
-from tfdist.runtime import job, world  # noqa: E402
+from tfdist.initialization import context, rank, size  # noqa: E402
 from tfdist.runtime.groups import Group  # noqa: E402
-from tfdist.runtime.world import World  # noqa: E402
-from tfdist.strategies import keras_unsynchronized  # noqa: E402
-from tfdist.strategies.devices import devices  # noqa: E402
-from tfdist.strategies.keras import keras_seams  # noqa: E402
 
 _COMBINE = {
     "sum": np.add,
@@ -60,144 +48,6 @@ def _not_converted(function: _Function) -> _Function:
     return tf.autograph.experimental.do_not_convert(function)
 
 
-class _Collectives:
-    """The collectives of one group."""
-
-    def __init__(self, group: ProcessGroup) -> None:
-        self.bridge, self.slices = Bridge(group), Slices(group)
-        self.exchange, self.edges = Exchange(group), Edges(group)
-
-
-def _agreed(entered: World, algorithm: str) -> Calibration:
-    """Checks that all ranks chose the same algorithm; returns rank 0's calibration. Uses the rendezvous only."""
-    written = calibration.written(entered.group) if entered.rank == 0 and algorithm == algorithms.AUTO else None
-    everyone = entered.all_gather("the arguments of tfdist.init", [algorithm, written])
-    for rank, (theirs, _) in enumerate(everyone):
-        if theirs != everyone[0][0]:
-            raise MismatchError(
-                f"ranks differ in the arguments of tfdist.init: rank 0 has algorithm {everyone[0][0]}, rank {rank} has "
-                f"algorithm {theirs}. Pass the same algorithm on every rank."
-            )
-    text = everyone[0][1]
-    return TYPICAL if text is None else calibration.read(text)
-
-
-class _Context:
-    """The state that `init` sets up."""
-
-    def __init__(self, entered: World, algorithm: str) -> None:
-        self.world = entered
-        self._calibration = _agreed(entered, algorithm)
-        self._group = entered.group.using(algorithm, self._calibration) if entered.rank >= 0 else None
-        self._made: dict[tuple[int, ...], _Collectives] = {}
-
-    @property
-    def group(self) -> ProcessGroup:
-        """The processes that train together."""
-        return self._group or self.world.group  # the second raises an error, as this process has no rank
-
-    def among(self, group: Group | None) -> _Collectives:
-        members = self.group.members if group is None else group.members()
-        if members not in self._made:
-            self._made[members] = _Collectives(self.group.subgroup(members))
-        return self._made[members]
-
-    def processes(self, group: Group | None, algorithm: str | None) -> ProcessGroup:
-        chosen = self.group if group is None else self.group.subgroup(group.members())
-        return chosen if algorithm is None else chosen.using(algorithm, self._calibration)
-
-
-_initialized: _Context | None = None
-
-
-def init(
-    cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
-    timeouts: Timeouts | None = None,
-    algorithm: str = "auto",
-) -> None:
-    """Enters the job that this process was started in. A second call does nothing.
-
-    Training tasks wait for each other and start MPI. Parameter servers and evaluators enter without MPI; their `rank`
-    is -1, and their deaths do not end the job.
-
-    Call it first, and assign each process its GPU by `local_rank` before TensorFlow uses one:
-    ``tf.config.set_visible_devices(gpus[tfdist.local_rank()], "GPU")``.
-
-    Args:
-        cluster_resolver: description of the cluster; by default it comes from an MPI launcher, else from TF_CONFIG,
-            else from Slurm. Without any of them the process is alone, with size 1.
-        timeouts: the deadlines for waits for other processes.
-        algorithm: the algorithm of `all_reduce`; see `tfdist.AllReduceStrategy`.
-
-    Raises:
-        TfdistError: the others did not enter the job, this process was refused, or no MPI library can be used.
-    """
-    global _initialized
-    algorithms.check(algorithm)
-    if _initialized is None:
-        entered = world.enter(discovery.discover(cluster_resolver), Timeouts.of(timeouts))
-        if entered.rank >= 0:
-            devices.share_memory(entered.local_size)
-        _initialized = _Context(entered, algorithm)
-        if entered.rank >= 0 and entered.size > 1:
-            keras_unsynchronized.warn_in_fit()
-
-
-def is_initialized() -> bool:
-    """Returns whether `init` has been called."""
-    return _initialized is not None
-
-
-def rank() -> int:
-    """Returns this process's rank, from 0; -1 in a parameter server or an evaluator, which run no collectives."""
-    return _context().world.rank
-
-
-def size() -> int:
-    """Returns the number of processes that train together."""
-    return _context().world.size
-
-
-def role() -> str:
-    """Returns this process's role in the job: ``"chief"`` (rank 0), ``"worker"``, ``"ps"`` or ``"evaluator"``.
-
-    The role is known after `init`, or after a strategy has been made.
-    """
-    member = job.current()
-    if _initialized is not None:
-        return _initialized.world.role
-    if member is not None and member.cluster is not None:
-        return "chief" if member.control.task == 0 else member.cluster.task.job
-    if not keras_seams.is_installed():
-        raise RuntimeError("call tfdist.init() first, or make a strategy")
-    cluster = discovery.discover(None)  # the strategy trains alone, perhaps on an evaluator
-    return "evaluator" if cluster is not None and cluster.task.job == "evaluator" else world.current().role
-
-
-def local_rank() -> int:
-    """Returns this process's rank among the processes on its machine."""
-    return _context().world.local_rank
-
-
-def local_size() -> int:
-    """Returns the number of processes on this machine."""
-    return _context().world.local_size
-
-
-def engine_group(group: Group | None = None, algorithm: str | None = None) -> ProcessGroup:
-    """Returns the engine's group of some processes, for code that is built on collectives; not for users.
-
-    Args:
-        group: the processes; all by default.
-        algorithm: the all-reduce algorithm; by default that of `init`.
-
-    Raises:
-        RuntimeError: `init` has not been called.
-        ValueError: there is no such algorithm, or it is not for groups.
-    """
-    return _context().processes(group, algorithm)
-
-
 @_not_converted
 def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
     """Combines values over the processes; every process gets the result.
@@ -218,7 +68,7 @@ def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
     """
     if op not in (*_COMBINE, Adasum):
         raise ValueError(f"op must be one of {', '.join((*_COMBINE, Adasum))}; got {op!r}")
-    collectives = _context().among(group)
+    collectives = context().among(group)
     results: dict[int, Any] = {}
     dense: list[tuple[int, tf.Tensor]] = []
     sparse: list[tuple[int, tf.IndexedSlices]] = []
@@ -289,7 +139,7 @@ def all_gather(tensor: Any, axis: int = 0, group: Group | None = None) -> tf.Ten
     Returns:
         The concatenation, on every process. Its gradient is each process's part of the sum of all gradients.
     """
-    exchange = _context().among(group).exchange
+    exchange = context().among(group).exchange
     value = _tensor("all_gather", tensor)
     if axis == 0:
         return _gathered(exchange, value)
@@ -345,7 +195,7 @@ def reduce_scatter(tensor: Any, op: str = "mean", group: Group | None = None) ->
     """
     if op not in _COMBINE:
         raise ValueError(f"op must be one of {', '.join(_COMBINE)}; got {op!r}")
-    exchange = _context().among(group).exchange
+    exchange = context().among(group).exchange
     whole = _tensor("reduce_scatter", tensor, adds=True)
     return _scattered(exchange, whole, op, count=_size(group) if op == "mean" else 1)
 
@@ -374,7 +224,7 @@ def _sent(tensor: tf.Tensor, root_rank: int, place: int, group: Group | None) ->
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return _summed_to(tf.convert_to_tensor(upstream), root_rank, place, group)
 
-        return _context().among(group).exchange.broadcast(value, place), gradient
+        return context().among(group).exchange.broadcast(value, place), gradient
 
     return sent(tensor)
 
@@ -382,7 +232,7 @@ def _sent(tensor: tf.Tensor, root_rank: int, place: int, group: Group | None) ->
 def _summed_to(tensor: tf.Tensor, root_rank: int, place: int, group: Group | None) -> tf.Tensor:
     @tf.custom_gradient
     def summed(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        (total,) = _context().among(group).bridge.all_reduce([value], verb=f"sum to place {place}")
+        (total,) = context().among(group).bridge.all_reduce([value], verb=f"sum to place {place}")
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return _sent(tf.convert_to_tensor(upstream), root_rank, place, group)
@@ -418,7 +268,7 @@ def all_to_all(tensor: Any, splits: Any = None, group: Group | None = None) -> A
         The received rows, in the order of the ranks; with ``splits``, also the number of rows from each rank (int64).
         The gradient sends every row's gradient back.
     """
-    exchange, count = _context().among(group).exchange, _size(group)
+    exchange, count = context().among(group).exchange, _size(group)
     value = _tensor("all_to_all", tensor)
     if splits is not None:
         return _exchanged(exchange, value, tf.cast(splits, tf.int64))
@@ -458,7 +308,7 @@ def send(tensor: Any, destination: int, edge: str = "", group: Group | None = No
     """
     if isinstance(tensor, np.ndarray):
         tensor = tensor.copy()  # TensorFlow may share the array's memory, and the caller may overwrite it afterwards
-    _context().among(group).edges.send(_tensor("send", tensor), _place(destination, group), edge)
+    context().among(group).edges.send(_tensor("send", tensor), _place(destination, group), edge)
 
 
 @_not_converted
@@ -474,7 +324,7 @@ def receive(spec: tf.TensorSpec, source: int, edge: str = "", group: Group | Non
     Returns:
         The tensor.
     """
-    return _context().among(group).edges.receive(spec, _place(source, group), edge)
+    return context().among(group).edges.receive(spec, _place(source, group), edge)
 
 
 @_not_converted
@@ -484,7 +334,7 @@ def barrier(group: Group | None = None) -> None:
     Args:
         group: the processes that take part; all by default.
     """
-    _context().among(group).exchange.barrier()
+    context().among(group).exchange.barrier()
 
 
 @_not_converted
@@ -499,13 +349,7 @@ def join() -> int:
     """
     if not tf.executing_eagerly():
         raise RuntimeError("tfdist.join must be called from eager code, not inside a tf.function")
-    return _context().group.join()
-
-
-def _context() -> _Context:
-    if _initialized is None:
-        raise RuntimeError("call tfdist.init() first")
-    return _initialized
+    return context().group.join()
 
 
 def _tensor(name: str, value: Any, adds: bool = False) -> tf.Tensor:

@@ -3,14 +3,14 @@ import pytest
 import tensorflow as tf
 
 import tests.devices  # noqa: F401
-from tfdist import functional
+from tfdist import initialization
 
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
     """Each test joins anew; whatever distribution it sets is left."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.setattr(functional, "_initialized", None)
+    monkeypatch.setattr(initialization, "_initialized", None)
     yield
     keras.distribution.set_distribution(None)
     tf.distribute.experimental_set_strategy(None)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import functional
+from tfdist import initialization
 from tfdist.distribution import devices
 
 
@@ -89,6 +89,6 @@ def test_one_address_is_a_process_alone():
 
 
 def test_a_process_in_use_cannot_enter_another_job():
-    functional.init()
+    initialization.init()
     with pytest.raises(RuntimeError, match="Call initialize first"):
         devices.initialize("a:1,b:2", 2, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import functional
+from tfdist import initialization
 from tfdist.cluster import discovery, launcher
 from tfdist.errors import ClusterSpecError
 from tfdist.private.keras import tf_distribution
@@ -49,14 +49,14 @@ def initialize(
 
 def count() -> int:
     """Returns the number of processes that train together, after entering the job."""
-    functional.init()
-    return functional.size()
+    initialization.init()
+    return initialization.size()
 
 
 def process() -> int:
     """Returns this process's rank, after entering the job."""
-    functional.init()
-    return functional.rank()
+    initialization.init()
+    return initialization.rank()
 
 
 def names(device_type: str | None = None) -> list[str]:
@@ -120,7 +120,7 @@ def _describe(addresses: list[str], process_id: int | None) -> None:
             f"keras.distribution.initialize: process_id must be this process's rank, from 0 to {len(addresses) - 1}; "
             f"got {process_id}. Give it, or set KERAS_DISTRIBUTION_PROCESS_ID."
         )
-    if functional.is_initialized():
+    if initialization.is_initialized():
         raise RuntimeError(
             "keras.distribution.initialize: this process trains alone already, as keras.distribution.list_devices or "
             "something else of tfdist was called. Call initialize first."

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.compression.policy import Choice, Policy, Schedule
-from tfdist.functional import engine_group
+from tfdist.initialization import engine_group
 from tfdist.optimizers.gradients import GradientAverager, by_op
 from tfdist.optimizers.local_clipping import LocalClipping
 from tfdist.runtime.groups import Group

@@ -12,7 +12,7 @@ import tensorflow as tf
 from checking import run_checks
 
 import tfdist
-from tfdist import functional
+from tfdist import initialization
 
 tfdist.init(algorithm="auto")
 rank, size = tfdist.rank(), tfdist.size()
@@ -159,7 +159,7 @@ def slices():
     nothing = tf.IndexedSlices(tf.ones([rank, 2]), tf.zeros([rank], tf.int32))
     assert len(tfdist.all_reduce(nothing, "sum").values) == sum(everyone)
     # Summed only where it is asked for, and where that sends less.
-    sums = functional._context().among(None).slices
+    sums = initialization.context().among(None).slices
     for call in (sums.all_reduce, tf.function(sums.all_reduce)):
         many = tf.IndexedSlices(tf.ones([50, 3]), tf.zeros([50], tf.int32), tf.constant([4, 3]))
         (kept,) = call([many])
@@ -192,7 +192,7 @@ def means_near_the_limits():
 
 def weights():
     """A process's tensors count by its weight; where that is zero, whatever they hold."""
-    bridge, sums = functional._context().among(None).bridge, functional._context().among(None).slices
+    bridge, sums = initialization.context().among(None).bridge, initialization.context().among(None).slices
     shares = np.arange(size) / (size * (size - 1) / 2)  # rank 0 has none
     weight = tf.constant(shares[rank], tf.float64)
     in_graph = tf.function(lambda tensors, weight: bridge.all_reduce(tensors, weight=weight))
