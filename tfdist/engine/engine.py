@@ -306,12 +306,10 @@ class Engine:
 
     def _undone(self, site: Site, why: str) -> None:
         """Withdraws a call, because the members call different collectives and nothing has been sent yet."""
-        error = MismatchError(why)
+        error = self._withdrawal = MismatchError(why)
         with self._posting:
             is_withdrawn = self._calls.withdraw(site, error)
-        if is_withdrawn:
-            self._withdrawal = error
-        else:
+        if not is_withdrawn:
             self.fail(error, site[0])
 
     def _started(self, pending: Pending) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +29,7 @@ class Update:
         weight: factor of the gradients that is still to be applied when they are summed, a scalar tensor; None if they
             are weighted already.
         is_summed: whether gradients have been summed over replicas.
+        has_begun_to_clip: whether the hooks before clipping have run.
     """
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -34,6 +37,7 @@ class Update:
         self.variables = tuple(variables)
         self.weight: Any = None
         self.is_summed = False
+        self.has_begun_to_clip = False
 
 
 class OptimizerCall(MethodCall):
@@ -119,6 +123,8 @@ _CONTAINERS = tuple(
 
 _applied_optimizers = ThreadValue(0)
 """Number of optimizers, one within another, that a thread applies."""
+_own_clipping: weakref.WeakSet[type[Any]] = weakref.WeakSet()
+"""Classes of users that override the clipping, which has the hooks now."""
 _update: ThreadValue[Update | None] = ThreadValue(None)
 """The update that one of a thread's optimizers makes; None if none does."""
 
@@ -160,6 +166,7 @@ def _applied(original: Function) -> Function:
 
 def _begun(original: Function) -> Function:
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> Any:
+        _before_own_clipping(type(self))
         update = Update(self, trainable_variables)
         for hook in points.hooks_of(self, "begin"):
             grads = hook.begin(update, list(grads))
@@ -172,12 +179,21 @@ def _begun(original: Function) -> Function:
 def _reduced(original: Function) -> Function:
     def _clip_gradients(self: Any, grads: Any) -> Any:
         update = update_of(self)
-        if update is not None:
+        if update is not None and not update.has_begun_to_clip:
+            update.has_begun_to_clip = True
             for hook in points.hooks_of(self, "gradients"):
                 grads = hook.gradients(update, list(grads))
         return original(self, grads)
 
     return _clip_gradients
+
+
+def _before_own_clipping(kind: type[Any]) -> None:
+    """Has the hooks before clipping run where a subclass of Keras's optimizers overrides it, before its own code."""
+    owner: Any = next(base for base in kind.__mro__ if "_clip_gradients" in vars(base))
+    if owner is not base_optimizer.BaseOptimizer and owner not in _own_clipping:
+        _own_clipping.add(owner)
+        owner._clip_gradients = functools.wraps(owner._clip_gradients)(_reduced(owner._clip_gradients))
 
 
 def _overwritten(original: Function) -> Function:

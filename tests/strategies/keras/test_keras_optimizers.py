@@ -11,7 +11,21 @@ rng = np.random.default_rng(0)
 GRADIENTS = rng.normal(size=(4, 2, 3)).astype(np.float32)
 """By step and rank."""
 
+class OwnClipping(keras.optimizers.SGD):
+    """Scales gradients of the whole batch, without a call of Keras's method."""
+
+    def _clip_gradients(self, grads):
+        return [gradient / (1 + tf.reduce_max(tf.abs(gradient))) for gradient in grads]
+
+
+class OwnAndKerasClipping(OwnClipping):
+    def _clip_gradients(self, grads):
+        return keras.optimizers.SGD._clip_gradients(self, super()._clip_gradients(grads))
+
+
 OPTIMIZERS = {
+    "own clipping": lambda: OwnClipping(0.1),
+    "own clipping and Keras's": lambda: OwnAndKerasClipping(0.1, clipnorm=0.1),
     "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.5),
     "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=0.3),
     "global_clipnorm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.5),

@@ -22,6 +22,7 @@ from tfdist.strategies.data.datasets import SharedIterator
 from tfdist.strategies.data.row_checks import fixed_rows, readable, rows_of_state
 from tfdist.strategies.data.shares import Share, ShareWithOwnLogs, as_share, batch_size, weighed
 from tfdist.strategies.keras import keras_metrics
+from tfdist.strategies.keras.derived_logs import DerivedLog, Source, derived
 from tfdist.strategies.keras.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope, level_counts
 
 
@@ -131,7 +132,7 @@ class Step:
         self._kinds = []
 
         def contribution(path: Any, value: Any) -> Any:
-            result = self._results.whose(value) or self._by_name(path, value)
+            result = self._results.whose(value) or self._by_name(path, value) or derived(value, self._results.whose)
             if result is not None:
                 self._kinds.append(result)
                 return tf.constant(0)  # a placeholder: `logs_of_all` computes the result
@@ -145,7 +146,7 @@ class Step:
         paths = tree.flatten_with_path(outputs)
         flat = [contribution(path, value) for path, value in paths]
         pairs = zip(paths, self._kinds, strict=True)
-        self.names_of_results = {str(path[0]) for (path, _), kind in pairs if path and isinstance(kind, tuple)}
+        self.names_of_results = {str(path[0]) for (path, _), kind in pairs if path and _is_of_metrics(kind)}
         return tree.pack_sequence_as(outputs, flat)
 
     def _by_name(self, path: Any, value: Any) -> tuple[Any, Any] | None:
@@ -160,7 +161,8 @@ class Step:
     def logs_of_all(self, outputs: Any, extended: DataParallel) -> Any:
         """Returns the logs of the step over all replicas; in the cross-replica context.
 
-        Results of metrics are computed from the merged state of all replicas. Numbers are means, weighted by samples.
+        Results of metrics are computed from the merged state of all replicas, and from them what the step computes from
+        results alone. Other numbers are means, weighted by samples.
         Any value that is neither a metric's result nor a number of known shape is this process's own.
 
         Args:
@@ -206,25 +208,40 @@ class Step:
         return tree.pack_sequence_as(logs, self._with_results(tree.flatten(logs), state))
 
     def _variables_of_results(self) -> list[Any]:
-        asked = {id(kind[0]): kind[0] for kind in self._kinds if isinstance(kind, tuple)}
-        return [variable for metric in asked.values() for variable in metric.variables]
+        asked = _unique(metric for metric, _ in self._sources())
+        return [variable for metric in asked for variable in metric.variables]
+
+    def _sources(self) -> Iterator[Source]:
+        """Yields the results of metrics that logs are, or are computed from."""
+        for kind in self._kinds:
+            if isinstance(kind, DerivedLog):
+                yield from kind.sources
+            elif isinstance(kind, tuple):
+                yield kind
 
     def _with_results(self, logs: list[Any], state: Any) -> list[Any]:
         """Returns logs in which placeholders are replaced by the results of metrics with the given state."""
         results: dict[int, dict[Any, Any]] = {}
         with backend.StatelessScope(state_mapping=state):
-            for metric, _ in (kind for kind in self._kinds if isinstance(kind, tuple)):
-                if id(metric) not in results:
-                    result = tree.map_structure(tf.convert_to_tensor, metric.result())
-                    results[id(metric)] = dict(tree.flatten_with_path(result))
-        return [
-            results[id(kind[0])][kind[1]] if isinstance(kind, tuple) else log
-            for log, kind in zip(logs, self._kinds, strict=True)
-        ]
+            for metric in _unique(metric for metric, _ in self._sources()):
+                result = tree.map_structure(tf.convert_to_tensor, metric.result())
+                results[id(metric)] = dict(tree.flatten_with_path(result))
+
+        def of_all(log: Any, kind: Any) -> Any:
+            if isinstance(kind, DerivedLog):
+                return kind.compute(*(results[id(metric)][path] for metric, path in kind.sources))
+            return results[id(kind[0])][kind[1]] if _is_of_metrics(kind) else log
+
+        return [of_all(log, kind) for log, kind in zip(logs, self._kinds, strict=True)]
 
 
-def _unique(variables: Any) -> list[Any]:
-    return list({id(variable): variable for variable in variables}.values())
+def _is_of_metrics(kind: Any) -> bool:
+    """Returns whether a log is a result of a metric, or computed from such results."""
+    return isinstance(kind, tuple)  # a `Source`, or a `DerivedLog`
+
+
+def _unique(objects: Any) -> list[Any]:
+    return list({id(each): each for each in objects}.values())
 
 
 class OnShares(keras_hooks.ModelHooks[DataParallel]):
