@@ -11,6 +11,7 @@ rng = np.random.default_rng(0)
 GRADIENTS = rng.normal(size=(4, 2, 3)).astype(np.float32)
 """By step and rank."""
 
+
 class OwnClipping(keras.optimizers.SGD):
     """Scales gradients of the whole batch, without a call of Keras's method."""
 

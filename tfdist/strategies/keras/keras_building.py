@@ -83,9 +83,9 @@ class BuiltFromTheSpec(keras_hooks.ModelHooks[Ability]):
                 raise
 
     def _first(self, model: Any, iterator: Any) -> Any:
-        """Returns the first batch of this process, without others, whose specs may contain the shapes.
+        """Returns the first batch of this process, without others, whose specs have no shapes.
 
-        Without data, a placeholder whose unknown dimensions are 1.
+        Without data, a placeholder whose unknown sizes are 1.
         """
         with self.extended.local_only():
             batch = next((next(step[-1], None) for step in iterator), None)  # Keras 3.10 has fewer parts
@@ -93,30 +93,31 @@ class BuiltFromTheSpec(keras_hooks.ModelHooks[Ability]):
 
 
 def _placeholder(model: Any, iterator: Any, unknown: int | None = None) -> Any:
-    """Returns a placeholder like an iterator's batches.
+    """Returns a placeholder like an iterator's batches: Keras needs their shapes and dtypes. None without shapes.
+
+    Sizes that batches do not have in common stay unknown, as in the graph of a step; for eager steps the result is then
+    None.
 
     Args:
         model: a compiled Keras model.
         iterator: the epoch iterator of its data.
-        unknown: the size of dimensions that their spec does not have; if None, the result is then None.
+        unknown: the size of unknown dimensions; None if they stay unknown.
     """
     spec = spec_of(iterator)
     spec = spec.data if isinstance(spec, Share) else spec
     rows = rows_of_model(model) or 1
     batch = tree.map_structure(lambda part: _some_rows(part, rows, unknown), spec)
-    return None if any(part is None for part in tree.flatten(batch)) else batch
+    is_known = all(part is not None and not (model.run_eagerly and None in part.shape) for part in tree.flatten(batch))
+    return batch if is_known else None
 
 
-def _some_rows(spec: Any, rows: int, unknown: int | None) -> tf.Tensor | None:
-    """Returns placeholder rows of a dataset's type; None if the spec does not contain the shape."""
+def _some_rows(spec: Any, rows: int, unknown: int | None) -> keras.KerasTensor | None:
+    """Returns placeholder rows of a dataset's type; None if the spec has no number of dimensions."""
     spec = private.local_spec(spec)
-    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
+    if not isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)) or spec.shape.rank is None:
         return None
-    of_rows = [unknown if size is None else size for size in spec.shape[1:]]
-    if None in of_rows:
-        return None
-    shape = [rows, *of_rows] if spec.shape.rank else []
-    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
+    shape = [rows, *(unknown if size is None else size for size in spec.shape[1:])] if spec.shape.rank else []
+    return keras.KerasTensor(shape, spec.dtype.name)
 
 
 def _local(batch: Any) -> Any:
