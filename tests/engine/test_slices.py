@@ -245,3 +245,26 @@ def test_duplicate_rows_are_added_on_the_host_with_gpus(ranks, size, call, dtype
         expected = [sum(range(1, size + 1)), *range(1, size + 1)]
         np.testing.assert_array_equal(values, np.array([[total] * 3 for total in expected]).astype(dtype))
         assert shape.tolist() == [9, 3]
+
+
+@pytest.mark.parametrize("is_unique", [True, False])
+def test_rows_that_a_graph_has_made_distinct_are_distinct_over_all_ranks(ranks, is_unique):
+    """As in the gradient of a lookup of sparse ids, whose rows optimizers may square."""
+
+    def work(group):
+        @tf.function
+        def gradient():
+            ids = tf.constant([7, group.rank, 7])
+            rows = tf.reshape(tf.unique(ids)[0], [-1]) if is_unique else ids
+            (total,) = Slices(group).all_reduce(
+                [tf.IndexedSlices(tf.ones([tf.size(rows), 2]), tf.cast(rows, tf.int64))]
+            )
+            return total.values, total.indices
+
+        return [tensor.numpy().tolist() for tensor in gradient()]
+
+    for values, indices in ranks(2)(work):
+        if is_unique:
+            assert (values, indices) == ([[2, 2], [1, 1], [1, 1]], [7, 0, 1])
+        else:
+            assert (values, indices) == ([[1, 1]] * 6, [7, 0, 7, 7, 1, 7])

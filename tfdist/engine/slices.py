@@ -72,7 +72,7 @@ class Slices:
 
         Returns:
             The rows of all processes, in the order of their ranks, after `with_distinct_rows`; or every row of the
-            dense sum.
+            dense sum. Rows that are distinct on each process, because a graph has made them so, are distinct.
         """
         if weight is not None and contributes is not None:
             raise ValueError(
@@ -107,7 +107,8 @@ class Slices:
             )
         for result in results:
             result.set_shape([None])
-        return [with_distinct_rows(total) for total in vectors.cut(results)]
+        totals = zip(vectors.cut(results), given, strict=True)
+        return [with_distinct_rows(total, _are_made_distinct(each.indices)) for total, each in totals]
 
     def _on_host(self, site: _Site, share: tf.Tensor, sizes: tf.Tensor, *vectors: tf.Tensor) -> list[tf.Tensor]:
         """Gathers the rows of several variables, or sums them if that sends fewer bytes.
@@ -192,19 +193,33 @@ class Slices:
         return weighted(rows, factor, self._group.take(rows.nbytes).view(rows.dtype))
 
 
-def with_distinct_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+def with_distinct_rows(slices: tf.IndexedSlices, in_any_case: bool = False) -> tf.IndexedSlices:
     """Adds up rows of the same index, on the host, if TensorFlow has GPUs; otherwise returns the slices unchanged.
 
     A GPU adds rows of the same index in an order that differs from run to run and between ranks, so that the ranks'
     weights would drift apart. Because of the summation, optimizers that square gradients square the sum of a row's
     occurrences.
+
+    Args:
+        slices: the rows.
+        in_any_case: whether they are added up without GPUs, too.
     """
-    if not tf.config.get_visible_devices("GPU"):
+    if not in_any_case and not tf.config.get_visible_devices("GPU"):
         return slices
     with tf.device(HOST):
         indices, places = tf.unique(slices.indices)
         values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _are_made_distinct(indices: tf.Tensor) -> bool:
+    """Returns whether a graph has indices of `tf.unique`, as in gradients of `tf.nn.embedding_lookup_sparse`.
+
+    On one process such rows are distinct for the whole batch. Of eager tensors it is not known.
+    """
+    while tf.is_symbolic_tensor(indices) and indices.op.type in ("Reshape", "Identity", "Cast"):
+        indices = indices.op.inputs[0]
+    return tf.is_symbolic_tensor(indices) and indices.op.type in ("Unique", "UniqueV2")
 
 
 def _as_tensors(slices: tf.IndexedSlices) -> tf.IndexedSlices:
