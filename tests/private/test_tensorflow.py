@@ -200,6 +200,20 @@ def test_shards_and_unseeded_shuffles_are_detected():
     assert not private.shuffles_by_chance(made.shuffle(8, seed=1))
 
 
+def test_passes_that_are_shuffled_anew_within_an_iteration_are_detected():
+    made = tf.data.Dataset.range(8)
+    shuffled = made.shuffle(8, seed=1)
+    for anew in (
+        shuffled.repeat(),
+        shuffled.batch(2).repeat(2).map(lambda x: x + 1),
+        made.concatenate(shuffled.repeat()),
+    ):
+        assert private.shuffles_anew(anew)
+    same = made.shuffle(8, seed=1, reshuffle_each_iteration=False)
+    for other in (made, shuffled, made.repeat(), made.repeat().shuffle(8, seed=1), same.repeat()):
+        assert not private.shuffles_anew(other)
+
+
 def test_local_spec_is_that_of_first_replica(mirrored):
     spec = tf.TensorSpec([2])
     assert private.local_spec(spec) is spec

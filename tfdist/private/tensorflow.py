@@ -94,6 +94,7 @@ __all__ = [
     "seeded",
     "select_replica",
     "shard_of",
+    "shuffles_anew",
     "shuffles_by_chance",
     "simple_broadcast",
     "spec_of_replicas",
@@ -328,6 +329,18 @@ def shard_of(part: Any) -> tuple[int, int] | None:
 def shuffles_by_chance(part: Any) -> bool:
     """Returns whether a dataset is the result of `shuffle` without a seed."""
     return "Shuffle" in type(part).__name__ and int(part._seed) == int(part._seed2) == 0
+
+
+def shuffles_anew(dataset: Any) -> bool:
+    """Returns whether one iteration of a dataset begins several passes, each in another order.
+
+    All iterations of the dataset draw the orders from one generator.
+    """
+    return any(
+        type(part).__name__ == "_RepeatDataset"
+        and any(getattr(source, "_reshuffle_each_iteration", False) for source in parts_of(part))
+        for part in parts_of(dataset)
+    )
 
 
 def local_spec(spec: Any) -> Any:

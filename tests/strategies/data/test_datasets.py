@@ -83,3 +83,10 @@ def test_only_processes_of_several_cores_read_ahead(monkeypatch, cores):
             assert read[number + 1].wait(100)
         else:
             assert not read[number + 1].is_set()
+
+
+def test_passes_in_new_orders_are_not_read_ahead(monkeypatch):
+    """What else reads the dataset draws its order before the next pass, on all processes alike."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    dataset = tf.data.Dataset.range(4).shuffle(4, seed=1).repeat().batch(4)
+    assert datasets._read_ahead(dataset) is dataset

@@ -87,10 +87,12 @@ class SharedDataset(tf.distribute.DistributedDataset):
 def _read_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the dataset, read ahead of the steps if this process has another core for that: it reads whole batches.
 
-    On one core, changing between two threads takes longer than that saves.
+    On one core, changing between two threads takes longer than that saves. A pass that begins while steps run would be
+    drawn before or after what else reads the dataset, such as a validation, by chance: in another order on some
+    processes.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return dataset if cores == 1 else dataset.prefetch(1)
+    return dataset if cores == 1 or private.shuffles_anew(dataset) else dataset.prefetch(1)
 
 
 class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.CompositeTensor):

@@ -72,8 +72,8 @@ def check_scope(model: Any) -> None:
     if outside:
         raise ValueError(
             f"created outside of strategy.scope(): {', '.join(outside[:5])}{', …' if len(outside) > 5 else ''}. Create "
-            "the model, and the optimizer and metrics passed to `compile`, inside `with strategy.scope():`; otherwise "
-            "their values would differ between processes."
+            "the model, and the optimizer and metrics passed to `compile`, inside `with strategy.scope():`, and call "
+            "`adapt` and `build` there; otherwise their values would differ between processes."
         )
 
 
