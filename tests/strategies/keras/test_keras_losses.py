@@ -92,10 +92,10 @@ def test_parts_of_shares_make_up_the_loss_of_the_whole_batch(ranks, sizes, reduc
     [
         lambda share: scale_summed_loss(tf.reduce_sum(share(Y) ** 2)),
         lambda share: tf.nn.compute_average_loss(tf.reduce_sum(share(Y) ** 2, [1, 2]), global_batch_size=1),
-        lambda share: tf.reduce_sum(keras.optimizers.SGD().scale_loss(tf.reduce_sum(share(Y) ** 2, [1, 2]))),
+        lambda share: gradient_of_factor(lambda factor: factor * tf.reduce_sum(share(Y) ** 2, [1, 2])),
         lambda share: scale_summed_loss(tf.reduce_sum(tf.cast(share(Y), tf.bfloat16) ** 2)),
     ],
-    ids=["scale_summed_loss", "compute_average_loss", "a vector of losses", "bfloat16"],
+    ids=["scale_summed_loss", "compute_average_loss", "a loss for each sample", "bfloat16"],
 )
 def test_summed_losses_add_up_over_shares(ranks, sizes, loss):
     np.testing.assert_allclose(
@@ -103,10 +103,45 @@ def test_summed_losses_add_up_over_shares(ranks, sizes, loss):
     )  # half precision adds up to so much
 
 
-def test_an_optimizer_leaves_a_loss_that_is_one_number_alone(ranks):
-    """Nobody knows what it is the sum of."""
+def gradient_of_factor(target, watched=False, output_gradients=None):
+    """The gradient of a variable 1, or of a tensor, from a function of it."""
+    factor = tf.constant(1.0) if watched else tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        tape.watch(factor)
+        value = target(factor)
+    return tape.gradient(value, factor, output_gradients=output_gradients)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda: gradient_of_factor(lambda factor: factor * tf.ones([2])), 8),
+        (lambda: gradient_of_factor(lambda factor: factor * 2), 2),
+        (lambda: gradient_of_factor(lambda factor: factor * tf.ones([3])), 3),
+        (lambda: gradient_of_factor(lambda factor: factor * tf.ones([2]), watched=True), 2),
+        (lambda: gradient_of_factor(lambda factor: factor * tf.ones([2]), output_gradients=tf.ones([2])), 2),
+        (lambda: gradient_of_factor(lambda factor: [factor * tf.ones([2])]), 2),
+    ],
+    ids=["a loss for each sample", "one number", "other numbers", "of a tensor", "with gradients", "a list"],
+)
+def test_gradients_of_losses_for_each_sample_are_those_of_sums(ranks, call, expected):
+    """Gradients of other targets are left alone, as nobody knows what these are sums of."""
     strategy = Ranked(ranks(1).groups[0])
-    assert in_step(strategy, 2, 8, lambda: keras.optimizers.SGD().scale_loss(tf.constant(3.0))).numpy() == 3.0
+    assert float(in_step(strategy, 2, 8, call)) == expected
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(None, 8), (2, 2)])
+def test_gradients_in_graphs_are_those_of_sums_where_the_number_of_losses_is_that_of_rows(ranks, rows, expected):
+    strategy = Ranked(ranks(1).groups[0])
+    factor = tf.Variable(1.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([rows])])
+    def gradient(losses):
+        with tf.GradientTape() as tape:
+            target = factor * losses
+        return tape.gradient(target, factor)
+
+    assert float(in_step(strategy, 2, 8, lambda: gradient(tf.ones([2])))) == expected
 
 
 def test_regularization_counts_in_full(ranks):

@@ -46,6 +46,13 @@ def batch_size(batch: Any) -> tf.Tensor:
     return tf.constant(int(bool(components)), tf.int64)  # if all components are scalars
 
 
+def static_rows(share: Share) -> int | None:
+    """Returns the static number of rows of a share's data; None if it is not known."""
+    rows = next(iter(rows_of_components(share.data).values()), None)
+    known = None if rows is None else tf.get_static_value(rows)
+    return None if known is None else int(known)
+
+
 def rows_of_components(batch: Any) -> dict[str, tf.Tensor]:
     """Returns the number of rows, an int64 scalar, of each component that has rows, by its path in the batch.
 
@@ -120,6 +127,9 @@ class Shares:
 
     Args:
         devices: the number of local replicas.
+
+    Attributes:
+        static: static number of rows of the current step's shares, with stand-ins; None if it is not known.
     """
 
     def __init__(self, devices: int) -> None:
@@ -130,6 +140,7 @@ class Shares:
                 tf.Variable(0, dtype=tf.int64, trainable=False, name=f"tfdist_samples_of_replica_{device}")
                 for device in range(devices)
             ]
+        self.static: int | None = None
         self._active: set[int] = set()
         self._read: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
 
@@ -148,12 +159,14 @@ class Shares:
         return samples
 
     @contextlib.contextmanager
-    def replica(self, rows: tf.Tensor) -> Iterator[None]:
+    def replica(self, rows: tf.Tensor, static: int | None = None) -> Iterator[None]:
         """Context for the calling replica's work on its share.
 
         Args:
             rows: the number of its samples, an int64 scalar.
+            static: the static number of rows of its share.
         """
+        self.static = static
         replica_id = private.local_replica_id()
         self._rows[replica_id].assign(rows, read_value=False)
         self._active.add(replica_id)

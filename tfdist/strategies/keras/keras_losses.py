@@ -6,7 +6,7 @@ loss that is a mean over samples, as most are, needs no correction. Others are c
 | loss | correction |
 |---|---|
 | a sum over samples | times N/n: all samples divided by the share's |
-| a vector of losses, whose sum Keras differentiates | the same |
+| a loss for each sample, whose sum a tape differentiates | the same |
 | a mean weighted by sample weights | times (w/W)·(N/n): w/W is the share's weights divided by all weights |
 | a mean over the valid steps of a mask | times (v/V)·(N/n): v/V is the share's valid steps divided by all |
 | `tf.nn.compute_average_loss`, made for sums | times N/n |
@@ -32,7 +32,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.private import tensorflow as private
-from tfdist.private.keras import losses
+from tfdist.private.keras import losses, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
@@ -46,8 +46,7 @@ def install() -> None:
     replace(losses, "unscale_loss_for_distribution", _left_alone)
     replace(losses, "reduce_values", _of_the_whole_batch)
     replace(losses, "apply_mask", _over_valid_steps_of_all)
-    for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-        replace(optimizer, "scale_loss", _vectors_as_sums)
+    replace(tf.GradientTape, "gradient", _of_sums)
     replace(keras.metrics.Mean, "update_state", _numbers_of_a_batch)
     replace(private.ReplicaContext, "merge_call", _beside_others)
     replace(tf.nn, "compute_average_loss", _as_part_of_sum)
@@ -59,8 +58,8 @@ def scale_summed_loss(loss: Any) -> tf.Tensor:
 
     Under `fit` gradients are averaged over replicas, weighted by samples. This function multiplies the share's part of
     a sum by N/n, the samples of all replicas divided by those of this one, so that the mean is the sum over all
-    samples. Elsewhere it does nothing. `tf.nn.compute_average_loss` and Keras losses with ``reduction="sum"`` need no
-    call.
+    samples. Elsewhere it does nothing. `tf.nn.compute_average_loss`, Keras losses with ``reduction="sum"``, and a
+    vector of the samples' losses that is given to `tf.GradientTape.gradient` need no call.
 
     Args:
         loss: the loss of this replica's share; any shape, of a floating dtype.
@@ -234,17 +233,32 @@ def _over_valid_steps_of_all(original: Callable[..., Any]) -> Callable[..., Any]
     return apply_mask
 
 
-def _vectors_as_sums(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Treats a vector of losses as a sum, because Keras differentiates its sum."""
+def _of_sums(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Takes gradients of weights from losses of single samples as those of a sum, because a tape adds them up."""
 
-    def scale_loss(self: Any, loss: Any) -> Any:
-        loss = original(self, loss)
+    def gradient(self: Any, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **kwargs: Any) -> Any:
         part = _part()
-        if part is None or tf.convert_to_tensor(loss).shape.rank == 0:
-            return loss
-        return _times(loss, part.weight_of_sums())
+        if part is not None and output_gradients is None and _has_samples(target) and _are_variables(sources):
+            output_gradients = _times(tf.ones_like(target), part.weight_of_sums())
+        return original(self, target, sources, output_gradients, *args, **kwargs)
 
-    return scale_loss
+    return gradient
+
+
+def _has_samples(target: Any) -> bool:
+    """Returns whether a tensor has a row for each of the calling replica's samples."""
+    extended = current_strategy.sharing()
+    if extended is None or not isinstance(target, tf.Tensor) or not target.shape.rank:
+        return False
+    rows = target.shape[0]
+    if tf.is_symbolic_tensor(target):
+        return rows is None or rows == extended.shares.static
+    return bool(rows == max(int(extended.shares.rows()), 1))
+
+
+def _are_variables(sources: Any) -> bool:
+    flat = tree.flatten(sources)
+    return bool(flat) and all(isinstance(source, (tf.Variable, keras.Variable)) for source in flat)
 
 
 def _as_part_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data.datasets import SharedIterator
 from tfdist.strategies.data.row_checks import fixed_rows, readable, rows_of_state
-from tfdist.strategies.data.shares import Share, ShareWithOwnLogs, as_share, batch_size, weighed
+from tfdist.strategies.data.shares import Share, ShareWithOwnLogs, as_share, batch_size, static_rows, weighed
 from tfdist.strategies.keras import keras_metrics
 from tfdist.strategies.keras.derived_logs import DerivedLog, Source, derived
 from tfdist.strategies.keras.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope, level_counts
@@ -113,7 +113,7 @@ class Step:
         self._merges = not isinstance(data, ShareWithOwnLogs)
         share = fixed_rows(as_share(data), rows_of_state(model))
         metrics = keras_metrics.all_metrics(model)
-        with extended.shares.replica(share.rows), self._assigned.noted():
+        with extended.shares.replica(share.rows, static_rows(share)), self._assigned.noted():
             kept = _unique(variable for metric in metrics for variable in metric.variables)
             of_metrics = StateOfMetrics(kept, extended.shares)
             of_layers = StateOfStep(model, extended, self._assigned)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from world import X, Y, batched, case, fitted, mlp, numbers, spread, strategy
+from world import X, Y, batched, case, fitted, fitted_on_arrays, mlp, numbers, spread, strategy
 
 
 @spread
@@ -150,6 +150,30 @@ def own_train_step():
         model = OwnStep()
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return fitted(model)
+
+
+class StepOnLosses(OwnStep):
+    """Gives the tape a loss for each sample, as in Keras's example of triplet losses, and returns what metrics give."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            losses = keras.losses.sparse_categorical_crossentropy(y, self(x, training=True), from_logits=True) / 32
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(losses, variables), variables, strict=True))
+        self.seen.update_state(losses)
+        return {"seen": self.seen.result(), "exponential": tf.exp(self.seen.result())}
+
+
+@case
+def losses_of_samples_in_own_step():
+    results = {}
+    for rows in (44, 48):  # of the latter, the number of rows of each batch is static
+        with strategy.scope():
+            model = StepOnLosses()
+            model.compile("sgd")
+        results[f"{rows} rows"] = fitted_on_arrays(model, X[:rows], Y[:rows], batch_size=16)
+    return results
 
 
 @case
