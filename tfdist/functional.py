@@ -141,25 +141,26 @@ def all_gather(tensor: Any, axis: int = 0, group: Group | None = None) -> tf.Ten
     """
     exchange = context().among(group).exchange
     value = _tensor("all_gather", tensor)
-    if axis == 0:
-        return _gathered(exchange, value)
     rank_of = value.shape.rank
     if rank_of is None or not -rank_of <= axis < rank_of:
         return exchange.all_gather(value, axis)  # raises the error
-    order = [axis % rank_of, *(other for other in range(rank_of) if other != axis % rank_of)]
-    return tf.transpose(_gathered(exchange, tf.transpose(value, order)), np.argsort(order))
+    axis %= rank_of
+    if not axis:
+        return _gathered(exchange, value)
+    order = [axis, *(other for other in range(rank_of) if other != axis)]
+    return tf.transpose(_gathered(exchange, tf.transpose(value, order), axis), np.argsort(order))
 
 
 # `_gathered` and `_scattered` are each other's gradients, so gradients of any order exist.
 
 
-def _gathered(exchange: Exchange, rows: tf.Tensor) -> tf.Tensor:
+def _gathered(exchange: Exchange, rows: tf.Tensor, axis: int = 0) -> tf.Tensor:
     @tf.custom_gradient
     def gathered(part: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return _scattered(exchange, tf.convert_to_tensor(upstream), "sum", tf.shape(part, tf.int64)[0])
 
-        return exchange.all_gather(part), gradient
+        return exchange.gather_rows(part, axis), gradient
 
     return gathered(rows)
 

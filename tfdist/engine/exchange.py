@@ -63,16 +63,28 @@ class Exchange:
         if not -tensor.shape.rank <= axis < tensor.shape.rank:
             raise ValueError(f"all_gather: axis must be one of the tensor's {tensor.shape.rank} dimensions; got {axis}")
         axis = axis % tensor.shape.rank
+        if not axis:
+            return self.gather_rows(tensor)
         order = [axis, *(other for other in range(tensor.shape.rank) if other != axis)]
-        rows = tf.transpose(tensor, order) if axis else tensor
+        return tf.transpose(self.gather_rows(tf.transpose(tensor, order), axis), np.argsort(order))
+
+    @tf.autograph.experimental.do_not_convert
+    def gather_rows(self, rows: tf.Tensor, axis: int = 0) -> tf.Tensor:
+        """Concatenates the rows of all processes, in the order of their ranks; in a graph or eagerly.
+
+        Args:
+            rows: dense tensor of at least one dimension.
+            axis: the caller's dimension that is the first one of ``rows``, the same on all processes.
+        """
 
         def gather(key: str, array: np.ndarray) -> list[np.ndarray]:
             if array.dtype == object:
                 return [self._gather_strings(key, array)]
             return [self._group.run(key, operations.all_gather_rows(array))[0]]
 
-        (gathered,) = self._call("gather", gather, [rows], [(rows.dtype, [None, *rows.shape[1:]])])
-        return tf.transpose(gathered, np.argsort(order)) if axis else gathered
+        kind = f"gather along axis {axis}" if axis else "gather"
+        (gathered,) = self._call(kind, gather, [rows], [(rows.dtype, [None, *rows.shape[1:]])])
+        return gathered
 
     def _gather_strings(self, key: str, array: np.ndarray) -> np.ndarray:
         lengths, characters = _characters(array)

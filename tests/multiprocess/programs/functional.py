@@ -383,6 +383,7 @@ def mismatches():
         "shapes": lambda: tfdist.all_reduce(tf.ones(101 + rank)),
         "dimensions": lambda: tfdist.all_gather(tf.ones([2, 107 + rank])),
         "dtypes": lambda: tfdist.all_reduce(tf.ones(109, tf.int64 if rank else tf.float32)),
+        "axes": lambda: tfdist.all_gather(tf.ones([103, 103]), axis=min(rank, 1)),
         "collectives": lambda: (tfdist.all_reduce if rank else tfdist.all_gather)(tf.ones([2, 113])),
         "rows": lambda: tfdist.all_reduce([rows(127 + rank), rows(2)], "sum"),
         "rows of one": lambda: tfdist.all_reduce([rows(131 + rank)], "sum"),

@@ -77,10 +77,22 @@ class SharedDataset(tf.distribute.DistributedDataset):
         return self._spec.of_shares()
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Reduces the shares of all steps to one state; see `tf.distribute.DistributedDataset`."""
-        state = initial_state
-        for shares in self:
-            state = reduce_func(state, shares)
+        """Reduces the shares of all steps to one state; see `tf.distribute.DistributedDataset`.
+
+        AutoGraph calls it for a loop over the dataset in a `tf.function`.
+        """
+        iterator = iter(self)
+
+        def step(shares: tf.experimental.Optional, state: Any) -> Any:
+            state = reduce_func(state, shares.get_value())
+            return iterator.get_next_as_optional(), state
+
+        _, state = tf.while_loop(
+            lambda shares, _: shares.has_value(),
+            step,
+            [iterator.get_next_as_optional(), initial_state],
+            parallel_iterations=1,
+        )
         return state
 
 

@@ -65,14 +65,17 @@ def rows_of_components(batch: Any) -> dict[str, tf.Tensor]:
             count = tf.cast(component.dense_shape[0], tf.int64)
         elif isinstance(component, tf.RaggedTensor):
             count = tf.cast(component.nrows(), tf.int64)
-        elif _is_left_out(component) or (shape := tf.convert_to_tensor(component).shape).rank == 0:
+        elif _is_left_out(component) or tf.convert_to_tensor(component).shape.rank == 0:
             continue
-        elif shape.rank and shape[0] is not None:
-            count = tf.constant(shape[0], tf.int64)
         else:
-            count = tf.shape(component, out_type=tf.int64)[0]
+            count = _rows_of_tensor(tf.convert_to_tensor(component))
         rows["/".join(map(str, path)) or "the batch"] = count
     return rows
+
+
+def _rows_of_tensor(tensor: tf.Tensor) -> tf.Tensor:
+    is_static = tensor.shape.rank is not None and tensor.shape[0] is not None
+    return tf.constant(tensor.shape[0], tf.int64) if is_static else tf.shape(tensor, out_type=tf.int64)[0]
 
 
 def _is_left_out(component: Any) -> bool:

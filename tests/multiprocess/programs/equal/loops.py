@@ -9,8 +9,8 @@ from world import X, Y, case, fitted, numbers, shared_mlp, spread, strategy
 import tfdist
 
 
-@spread
-def hand_written_loop():
+def model_data_and_step():
+    """A model, batches for it of which the last is smaller, and a function that trains it on a batch."""
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(10)])
         optimizer = keras.optimizers.SGD(0.1)
@@ -29,7 +29,29 @@ def hand_written_loop():
     def train(batch):
         return strategy.reduce("SUM", strategy.run(step, args=batch), axis=None)
 
+    return model, data, train
+
+
+@spread
+def hand_written_loop():
+    model, data, train = model_data_and_step()
     losses = [float(train(batch)) for batch in data]
+    return {**numbers(model), "losses": losses}
+
+
+@case
+def loop_over_a_dataset_in_a_function():
+    model, data, train = model_data_and_step()
+
+    @tf.function
+    def epoch(data):
+        total = tf.constant(0.0, tf.float64)
+        for batch in data:
+            total += tf.cast(train(batch), tf.float64)
+        return total
+
+    losses = [float(epoch(data)) for _ in range(2)]
+    assert epoch.experimental_get_tracing_count() == 1
     return {**numbers(model), "losses": losses}
 
 
