@@ -252,6 +252,20 @@ def test_a_step_without_an_update_uses_its_batch_up():
         np.testing.assert_array_equal(counts(model), [0, *[2] * (SAMPLES - 1)])
 
 
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_accumulated_gradients_of_dealt_batches_are_means(is_scaled):
+    """Keras counts updates in a tensor then, not in a variable."""
+
+    def optimizer():
+        accumulating = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+        return keras.optimizers.LossScaleOptimizer(accumulating, initial_scale=4) if is_scaled else accumulating
+
+    with served(data="shared") as (strategy,):
+        model = counting_model(strategy, optimizer)
+        fit(model, epochs=2, batch_size=1, shuffle=False)
+        np.testing.assert_allclose(counts(model), [1] * SAMPLES)
+
+
 def test_dataset_batches_are_shared_between_workers():
     with served(workers=2, data="shared") as strategies:
         models = [counting_model(strategy) for strategy in strategies]

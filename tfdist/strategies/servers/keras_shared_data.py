@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist.engine.host_calls import host_call
 from tfdist.parameter_server.dealing.epochs import AFTER_PAUSE, SharedEpochs
 from tfdist.parameter_server.protocol.dealing import Rule
-from tfdist.private import epochs
+from tfdist.private import epochs, optimizers
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import array_slicing, backend, tf_trainer, tree
 from tfdist.seams.once import Once
@@ -126,7 +126,8 @@ def skip_batch_without_update(model: Any, ticket: Any) -> None:
         candidate for candidate in (optimizer, getattr(optimizer, "inner_optimizer", None)) if candidate is not None
     ]
     # Reading what an update assigns orders this behind the update.
-    host_call(skip, [ticket, *(candidate.iterations.value for candidate in counted)], tf.int64, name="tfdist_settle")
+    counts = [optimizers.apply_count(candidate).value for candidate in counted]
+    host_call(skip, [ticket, *counts], tf.int64, name="tfdist_settle")
 
 
 class SharedDataHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
