@@ -115,6 +115,18 @@ def test_calls_that_need_a_lost_rank_are_abandoned_and_the_others_go_on(job):
     assert not job.communicating
 
 
+def test_transfer_of_another_size_is_an_error_that_names_the_call(job):
+    job.queued("sum", (0, 1))
+    job.numbers[(0, 1), "sum"] = 1
+
+    def differ(requests):
+        raise MismatchError("rank 0 expected 8 bytes from rank 1, which sent 4")
+
+    job.link.completed = differ
+    with pytest.raises(MismatchError, match=r"sum in group \[0, 1\]: rank 0 expected 8 bytes"):
+        job.calls.start()
+
+
 def test_nothing_moves_after_a_broken_transfer_until_its_call_is_abandoned(job):
     broken, other = job.queued("a", (0, 2)), job.queued("c", (0, 1))
     job.numbers.update({((0, 2), "a"): 1, ((0, 1), "c"): 2})

@@ -13,7 +13,7 @@ from tfdist.engine.call_numbers import CallNumbers
 from tfdist.engine.pending import Pending, Site
 from tfdist.engine.statistics import Statistics
 from tfdist.engine.timeline import EventRecorder
-from tfdist.errors import TfdistError
+from tfdist.errors import MismatchError, TfdistError
 
 _TAGS_OF_A_KEY = 4
 """Number of calls of one key that can move at once, each with its own tag; later calls wait in the queue."""
@@ -139,8 +139,10 @@ class CallsUnderWay:
             if not self._communicator.completed(pending.requests):
                 return False
             self._resume(pending)
-        except Exception:
+        except Exception as error:
             self._broken = pending
+            if isinstance(error, MismatchError):  # from a transfer, which does not know what it is for
+                raise MismatchError(f"{pending.name}: {error}") from None
             raise
         return True
 
