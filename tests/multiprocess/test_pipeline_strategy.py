@@ -124,6 +124,7 @@ OTHER_LENGTH = "give all processes the same number of batches in each epoch and 
     [
         {
             "weightless": "ValueError PipelineStrategy: worker 1, with the calls last to last, would have no weights",
+            "own_clipping": "ValueError the optimizer own_clipping clips gradients in a method of its own, which may",
             "other_values": OTHER_DATA,
             "unseeded": OTHER_DATA,
             "other_sizes": OTHER_DATA,

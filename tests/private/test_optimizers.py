@@ -42,6 +42,17 @@ def test_accumulated_gradients_and_apply_count_are_read(made, variables):
     assert (int(optimizers.apply_count(made).value), int(made.iterations)) == (1, 0)
 
 
+def test_own_clipping_is_told_from_that_of_keras(made):
+    class Clipping(keras.optimizers.Adam):
+        def _clip_gradients(self, grads):
+            return grads
+
+    class Derived(Clipping):
+        pass
+
+    assert [optimizers.clips_itself(each) for each in (made, Clipping(), Derived())] == [False, True, True]
+
+
 def test_gradients_are_clipped(made):
     clipped = optimizers.clipped(made, [tf.constant([3.0, 0.0]), tf.constant([0.0, 4.0])])
     np.testing.assert_allclose(clipped, [[0.6, 0.0], [0.0, 0.8]], rtol=1e-6)

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.engine.sums import Sums
 from tfdist.pipeline.mesh import STAGE, PipelineMesh
 from tfdist.private.models import initializer_of
+from tfdist.private.optimizers import clips_itself
 from tfdist.sharding import EVERYONE, Ownership
 from tfdist.strategies.all_reduce import owned_gradients
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
@@ -111,14 +112,14 @@ class SplitWeights:
             weight_parts.keep(variable, value, owner, self._mesh.all_processes.rank, make, axis)
 
     def check_updates(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Checks that an optimizer can update parts of weights.
+        """Checks that an optimizer can update the weights of a stage, or parts of weights.
 
         Args:
             optimizer: a Keras optimizer.
             variables: variables that it updates.
 
         Raises:
-            ValueError: the optimizer looks at whole weights, of which processes have parts.
+            ValueError: the optimizer looks at whole weights, of which processes have parts, or may look at all weights.
         """
         split = [variable for variable in variables if self._axis_of(variable) is not None]
         for updating in contained([optimizer]) if split else ():
@@ -126,6 +127,12 @@ class SplitWeights:
                 raise ValueError(
                     f"each process keeps a part of the weight {split[0].path}, and the optimizer {updating.name} may "
                     "look at whole weights. Use one of Keras's optimizers that update each element apart, such as Adam"
+                )
+        for updating in contained([optimizer]) if self._mesh.all_processes.size > 1 else ():
+            if clips_itself(updating):
+                raise ValueError(
+                    f"the optimizer {updating.name} clips gradients in a method of its own, which may look at those of "
+                    "all weights, of which a process has its stage's. Use clipvalue=, clipnorm= or global_clipnorm="
                 )
 
     def update(

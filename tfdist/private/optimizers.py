@@ -21,6 +21,16 @@ def updates_elements_apart(optimizer: Any) -> bool:
     return type(optimizer).__module__.startswith("keras.") and type(optimizer).__name__ in _ELEMENTWISE
 
 
+def clips_itself(optimizer: Any) -> bool:
+    """Returns whether an optimizer's class overrides Keras's clipping, and may look at the gradients of all variables.
+
+    Args:
+        optimizer: a Keras optimizer.
+    """
+    owner = next(kind for kind in type(optimizer).__mro__ if "_clip_gradients" in vars(kind))
+    return not owner.__module__.startswith("keras.")
+
+
 def apply_count(optimizer: Any) -> Any:
     """Returns the variable that counts calls of ``apply``; with accumulation they are more than ``iterations``."""
     return optimizer._iterations

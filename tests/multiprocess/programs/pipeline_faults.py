@@ -42,6 +42,19 @@ def weightless():
     model.fit(dataset().batch(8), verbose=0)
 
 
+class OwnClipping(keras.optimizers.SGD):
+    def _clip_gradients(self, grads):
+        return grads
+
+
+def own_clipping():
+    other = tfdist.PipelineStrategy(stages=2, micro_batches=2, cuts=["last"])
+    with other.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(8, name="last")])
+        model.compile(OwnClipping(), "mse")
+    model.fit(dataset().batch(8), verbose=0)
+
+
 def other_values():
     fit(dataset(scale=2.0 if deviates else 1.0).batch(8))
 

@@ -45,6 +45,23 @@ def test_fewer_variables_than_processes_are_updated_by_all(ranks, caplog):
     assert "2 for 3 processes: each process updates all of them" in caplog.text
 
 
+class OwnClipping(keras.optimizers.Adam):
+    def _clip_gradients(self, grads):
+        return grads
+
+
+def test_an_optimizer_that_clips_in_its_own_way_is_not_divided(ranks, caplog):
+    def work(group):
+        strategy = RankedShards(group)
+        with strategy.scope():
+            optimizer = OwnClipping()
+            optimizer.build([keras.Variable(np.zeros(2)) for _ in range(4)])
+        return strategy.extended.dealing(optimizer)
+
+    assert ranks(2)(work) == [None, None]
+    assert "own_clipping clips gradients in a method of its own" in caplog.text
+
+
 def test_one_process_alone_deals_nothing(ranks):
     def work(group):
         strategy = RankedShards(group)

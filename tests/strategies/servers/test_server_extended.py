@@ -20,6 +20,17 @@ def test_norms_of_averages_on_several_servers_are_refused(options, clips):
     check(keras.optimizers.SGD(**options), 1, clips)
 
 
+class OwnClipping(keras.optimizers.SGD):
+    def _clip_gradients(self, grads):
+        return grads
+
+
+def test_own_clipping_on_several_servers_is_refused():
+    with pytest.raises(ValueError, match="own_clipping clips gradients in a method of its own"):
+        check(OwnClipping(), 2, True)
+    check(OwnClipping(), 1, True)
+
+
 def test_float8_is_refused():
     variable = keras.Variable([1.0], name="scale")
     variable.overwrite_with_gradient = True

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.owned import Owned
 from tfdist.notices import notice
-from tfdist.private.optimizers import variables_of
+from tfdist.private.optimizers import clips_itself, variables_of
 from tfdist.sharding import Ownership
 from tfdist.strategies.all_reduce import keras_sharded
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
@@ -66,6 +66,14 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
     def deal(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Deals the variables of an optimizer; see `DealsVariables`."""
         if self.group.size == 1 or len(contained([optimizer])) > 1:  # those that it contains are dealt
+            return
+        if clips_itself(optimizer):
+            if self.is_writer:
+                log.warning(
+                    "tfdist: the optimizer %s clips gradients in a method of its own, which may look at those of all "
+                    "variables: each process updates all of them, and keeps all of the optimizer's variables.",
+                    optimizer.name,
+                )
             return
         dealing = Dealing(variables, self.group.size, self.group.rank, cuts(optimizer))
         if dealing.is_complete:

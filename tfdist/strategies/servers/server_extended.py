@@ -24,7 +24,7 @@ from tfdist.parameter_server.tables.client import TableClient, TableSpec
 from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.parameter_server.worker.client import MessageRefusedError
 from tfdist.private import tensorflow as private
-from tfdist.private.optimizers import variables_of
+from tfdist.private.optimizers import clips_itself, variables_of
 from tfdist.runtime.job_end import JobEnd
 from tfdist.runtime.membership import Membership
 from tfdist.strategies.abilities import Ability
@@ -288,6 +288,11 @@ def _check(optimizer: Any, variables: list[Any], servers: int, clips: bool) -> N
         raise ValueError(
             f"global_clipnorm needs the norm of an average that is divided over {servers} parameter servers: use one "
             "server, or clipnorm or clipvalue, or a mode that applies every gradient by itself, such as Asynchronous()"
+        )
+    if clips_itself(optimizer) and servers > 1:
+        raise ValueError(
+            f"the optimizer {optimizer.name} clips gradients in a method of its own, which may look at those of all "
+            f"variables, and these are divided over {servers} parameter servers: use one server, clipnorm or clipvalue"
         )
     overwritten = [variable.path for variable in variables if getattr(variable, "overwrite_with_gradient", False)]
     if overwritten:
