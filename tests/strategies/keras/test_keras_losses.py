@@ -116,13 +116,24 @@ def gradient_of_factor(target, watched=False, output_gradients=None):
     ("call", "expected"),
     [
         (lambda: gradient_of_factor(lambda factor: factor * tf.ones([2])), 8),
+        (lambda: gradient_of_factor(lambda factor: scale_summed_loss(factor * tf.ones([2]))), 8),
+        (lambda: gradient_of_factor(lambda factor: 2 * scale_summed_loss(factor * tf.ones([2]))), 16),
         (lambda: gradient_of_factor(lambda factor: factor * 2), 2),
         (lambda: gradient_of_factor(lambda factor: factor * tf.ones([3])), 3),
         (lambda: gradient_of_factor(lambda factor: factor * tf.ones([2]), watched=True), 2),
         (lambda: gradient_of_factor(lambda factor: factor * tf.ones([2]), output_gradients=tf.ones([2])), 2),
         (lambda: gradient_of_factor(lambda factor: [factor * tf.ones([2])]), 2),
     ],
-    ids=["a loss for each sample", "one number", "other numbers", "of a tensor", "with gradients", "a list"],
+    ids=[
+        "a loss for each sample",
+        "marked",
+        "twice what is marked",
+        "one number",
+        "other numbers",
+        "of a tensor",
+        "with gradients",
+        "a list",
+    ],
 )
 def test_gradients_of_losses_for_each_sample_are_those_of_sums(ranks, call, expected):
     """Gradients of other targets are left alone, as nobody knows what these are sums of."""

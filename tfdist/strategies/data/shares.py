@@ -133,6 +133,7 @@ class Shares:
 
     Attributes:
         static: static number of rows of the current step's shares, with stand-ins; None if it is not known.
+        has_marked: whether the current step has marked losses of single samples by `tfdist.scale_summed_loss`.
     """
 
     def __init__(self, devices: int) -> None:
@@ -144,6 +145,7 @@ class Shares:
                 for device in range(devices)
             ]
         self.static: int | None = None
+        self.has_marked = False
         self._active: set[int] = set()
         self._read: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
 
@@ -169,7 +171,7 @@ class Shares:
             rows: the number of its samples, an int64 scalar.
             static: the static number of rows of its share.
         """
-        self.static = static
+        self.static, self.has_marked = static, False
         replica_id = private.local_replica_id()
         self._rows[replica_id].assign(rows, read_value=False)
         self._active.add(replica_id)

@@ -68,7 +68,9 @@ def scale_summed_loss(loss: Any) -> tf.Tensor:
         A tensor like ``loss``.
     """
     loss = tf.convert_to_tensor(loss)
-    part = _part()
+    part, extended = _part(), current_strategy.sharing()
+    if extended is not None and loss.shape.rank:
+        extended.shares.has_marked = True
     return loss if part is None else _times(loss, part.weight_of_sums())
 
 
@@ -246,9 +248,9 @@ def _of_sums(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_samples(target: Any) -> bool:
-    """Returns whether a tensor has a row for each of the calling replica's samples."""
+    """Returns whether a tensor has a row for each of the calling replica's samples, in a step that has marked none."""
     extended = current_strategy.sharing()
-    if extended is None or not isinstance(target, tf.Tensor) or not target.shape.rank:
+    if extended is None or extended.shares.has_marked or not isinstance(target, tf.Tensor) or not target.shape.rank:
         return False
     rows = target.shape[0]
     if tf.is_symbolic_tensor(target):
