@@ -34,7 +34,8 @@ def test_updates_are_a_step_late():
 def test_sums_in_float32_update_variables_of_half_precision():
     strategy = tfdist.AllReduceStrategy(delay=1, float32_sums=True)
     with strategy.scope():
-        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1, dtype="bfloat16")])
+        dense = keras.layers.Dense(1, kernel_initializer="zeros", dtype="bfloat16")
+        model = keras.Sequential([keras.layers.Input((3,)), dense])
         model.compile(keras.optimizers.SGD(0.1), "mse")
     before = model.get_weights()
     model.fit(X, X[:, :1], batch_size=6, verbose=0)
