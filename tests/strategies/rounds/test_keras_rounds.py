@@ -75,6 +75,31 @@ def test_custom_step_logs_are_averaged(ranks, size, rows, rank):
     assert logs["mae"] == other_logs["mae"]
 
 
+class Roots(keras.Sequential):
+    """Returns logs that it computes from metrics."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "root": tf.sqrt(logs["loss"])}
+
+    def test_step(self, data):
+        logs = super().test_step(data)
+        return {**logs, "root": tf.sqrt(logs["loss"])}
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_logs_computed_from_metrics_are_computed_from_those_of_all(ranks, steps_per_execution):
+    def work(strategy):
+        with strategy.scope():
+            model = built(Roots, steps_per_execution=steps_per_execution)
+        return model.fit(batches(), shuffle=False, verbose=0, validation_data=batches()).history
+
+    logs, other_logs = on_ranks(ranks, work)
+    assert logs == other_logs
+    for name in ("", "val_"):
+        assert logs[f"{name}root"][0] == pytest.approx(logs[f"{name}loss"][0] ** 0.5, rel=1e-6)
+
+
 def accumulating(rate):
     return keras.optimizers.SGD(rate, momentum=0.9, gradient_accumulation_steps=2)
 

@@ -71,10 +71,9 @@ def check_functions(model: Any, method: str) -> None:
         )
 
 
-def names_of_results(extended: Any) -> set[str]:
-    """Returns the names of those logs of the last step that are results of metrics, not numbers of the step alone."""
-    step = _taken.get(extended)
-    return set() if step is None else step.names_of_results
+def last_step(extended: Any) -> Step | None:
+    """Returns the step whose logs are those of an epoch that ends; None where a single replica trains."""
+    return _taken.get(extended)
 
 
 class Step:
@@ -91,7 +90,7 @@ class Step:
 
     Attributes:
         model: as given.
-        names_of_results: names of the logs that are results of metrics.
+        names_of_results: names of the logs that are results of metrics, or computed from such results.
         has_own_logs: whether the logs of the step that was taken last are this process's own.
     """
 
@@ -266,7 +265,7 @@ class OnShares(keras_hooks.ModelHooks[DataParallel]):
 
     def epoch_logs(self, call: TrainerCall) -> None:
         """Merges the logs of the last step, unless they are merged already or Keras replaces them by metrics."""
-        step, logs = _taken.get(self.extended), call.arguments["logs"]
+        step, logs = last_step(self.extended), call.arguments["logs"]
         if step is None or not step.has_own_logs or not logs:
             return
 

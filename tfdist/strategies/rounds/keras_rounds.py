@@ -110,17 +110,17 @@ class RoundModelHooks(keras_hooks.ModelHooks[TrainsInRounds]):
 
     def _of_all(self, model: Any, logs: Any, original: Callable[[], Any]) -> Any:
         given = logs if isinstance(logs, dict) else {}
-        custom = {name for name in given if name not in keras_steps.names_of_results(self.extended)}
+        step = keras_steps.last_step(self.extended)
+        custom = {name for name in given if step is None or name not in step.names_of_results}
         # A process that had no batch has no logs, and does not know which logs of other processes are means.
         names = {"logs": ", ".join(sorted(custom)) if isinstance(logs, dict) else "none"}
         if self.extended.all_processes.compare("names of logs", names):
             return {**given, **model.get_metrics_result()}
         if not isinstance(logs, dict):
             return original()
-        results = model.get_metrics_result()
-        merged = (results.keys() & logs.keys()) - custom
-        means = _averaged({name: value for name, value in logs.items() if name not in merged}, self.extended)
-        return {name: results[name] if name in merged else means[name] for name in logs}
+        results = logs if step is None else step.merged(logs)
+        means = _averaged({name: logs[name] for name in custom}, self.extended)
+        return {name: means[name] if name in custom else results[name] for name in logs}
 
 
 def _averaged(logs: dict[str, Any], extended: TrainsInRounds) -> dict[str, Any]:
