@@ -133,6 +133,9 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
                 update.weight = weight
             else:
                 gradients = [weighed(gradient, weight) for gradient in gradients]
+        elif extended.averaging_processes > 1:  # a loop divides its losses by the samples of all replicas
+            processes = tf.constant(extended.averaging_processes, tf.float64)
+            gradients = [weighed(gradient, processes) for gradient in gradients]
         if extended.compressor is not None:
             extended.compressor.register(
                 {

@@ -112,11 +112,11 @@ class RoundModelHooks(keras_hooks.ModelHooks[TrainsInRounds]):
         given = logs if isinstance(logs, dict) else {}
         step = keras_steps.last_step(self.extended)
         custom = {name for name in given if step is None or name not in step.names_of_results}
-        # A process that had no batch has no logs, and does not know which logs of other processes are means.
-        names = {"logs": ", ".join(sorted(custom)) if isinstance(logs, dict) else "none"}
+        # A process that had no batch has no logs, and does not know what those of other processes are made of.
+        names = {"logs": ", ".join(sorted(custom)) if given else "none"}
         if self.extended.all_processes.compare("names of logs", names):
             return {**given, **model.get_metrics_result()}
-        if not isinstance(logs, dict):
+        if not given:
             return original()
         results = logs if step is None else step.merged(logs)
         means = _averaged({name: logs[name] for name in custom}, self.extended)

@@ -36,7 +36,8 @@ def stepping(strategy, model):
 
     def replica(x, y):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+            squares = tf.reduce_mean(tf.square(model(x, training=True) - y), axis=-1)
+            loss = tf.nn.compute_average_loss(squares)  # divided by the number of replicas
         model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
 
