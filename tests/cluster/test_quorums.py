@@ -274,6 +274,17 @@ def test_the_end_of_an_epoch_is_told_to_all():
     assert job.answer(1, job.have(1, 1)) == {"counts": True, "ends": True}
 
 
+def test_the_end_of_an_epoch_does_not_end_one_that_has_begun_since():
+    job = Job().begun(0, 1)
+    for task in (0, 1):
+        job.quorums.heard(task, EpochReached(1, task))
+    job.ready(0, ends=True)
+    job.ready(1)
+    had = job.have(0, 1)
+    assert job.answer(1, job.have(1, 1)) == {"counts": True, "ends": False}
+    assert job.answer(0, had) == {"counts": True, "ends": True}
+
+
 def test_late_tasks_learn_the_epoch_of_each_fit():
     job = Job().begun(0)
     assert job.answer(1, job.hear(1, AskFirstEpoch, 0)) == 0

@@ -295,6 +295,65 @@ def test_epoch_end_of_another_task_sets_ended(job):
     assert courses[0].settle(Progress(10, 3), courses[0].centre).changes is False, "nothing has happened since"
 
 
+def of_epochs(made, rule=Averaging):
+    """The courses of two tasks, with a rule of their own each, that have made a round in an epoch."""
+    courses = {0: course(made.members[0], rule=rule()), 1: course(made.members[1], rule=rule())}
+    for rounds in courses.values():
+        rounds.begin_anew(Progress(0, 0))
+        rounds.begin_epoch(0)
+    made.side_by_side(lambda task: take(courses, task, 1, 10), range(2))
+    return courses
+
+
+def test_epoch_that_ends_with_a_round_ends_for_others_with_their_next_one(job):
+    made = job(2, quorum=2)
+    courses = of_epochs(made)
+    before = [value.copy() for value in courses[0].centre]
+
+    def work(task):
+        return take(courses, 1, 2, 20) if task else courses[0].settle(Progress(10, 5), courses[0].centre)
+
+    settled, _ = made.side_by_side(work, range(2))
+    assert settled.changes
+    assert (courses[0].ended, courses[1].ended) == (False, True)
+    assert_alike(courses)
+    assert_values(courses[0].centre, [value + delta for value, delta in zip(before, change(1, 2), strict=True)])
+    courses[0].begin_anew(Progress(10, 5))
+    assert not courses[0].settle(Progress(10, 5), courses[0].centre).changes, "the epoch has ended already"
+    assert not courses[1].settle(Progress(20, 10), courses[1].centre).changes, (
+        "which is not told to the one that said so"
+    )
+
+
+def test_epochs_that_end_with_the_same_round_take_no_step_of_the_rule(job):
+    made = job(2, quorum=2)
+    courses = of_epochs(made, lambda: Outer(keras.optimizers.SGD(0.75, momentum=0.875)))
+    before = [value.copy() for value in courses[0].centre]
+    made.side_by_side(lambda task: courses[task].settle(Progress(10, 5), courses[task].centre), range(2))
+    assert [rounds.ended for rounds in courses.values()] == [False, False]
+    assert_values(courses[0].centre, before)
+    assert_alike(courses)
+    assert courses[0].totals.rounds == 1
+
+
+def test_steps_after_an_epoch_that_another_has_ended_count_in_the_next_round(job):
+    made = job(2, quorum=2)
+    courses = of_epochs(made)
+
+    def work(task):
+        return take(courses, 1, 2, 20) if task else courses[0].settle(Progress(10, 5), courses[0].centre)
+
+    made.side_by_side(work, range(2))
+    kept = courses[1].settle(Progress(30, 12), trained(courses[1], 1, 3))
+    assert_values(kept.values, courses[0].centre)
+    centre = [value.copy() for value in courses[0].centre]
+    for task, step in ((0, 5), (1, 12)):
+        courses[task].begin_anew(Progress(10 + 20 * task, step))
+    made.side_by_side(lambda task: courses[task].take(0, Progress(20 + 10 * task, 20), 0.1, centre), range(2))
+    assert_alike(courses)
+    assert_values(courses[0].centre, [value + delta / 2 for value, delta in zip(centre, change(1, 3), strict=True)])
+
+
 def test_fit_is_over_after_another_task_ended_it(job):
     made = job(2)
     courses = joined(made, [0, 1])

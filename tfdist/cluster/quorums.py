@@ -359,9 +359,10 @@ class QuorumCoordinator:
             )
         if meeting.have.keys() == meeting.ready.keys():
             rounds.meeting = None
-            ends = any(ready.ends for ready in meeting.ready.values())
+            ended = [self._at.get(member, (0, 0)) for member, ready in meeting.ready.items() if ready.ends]
             for member, request in meeting.have.items():
                 rounds.has[member] = rounds.made = meeting.ready[member].round
+                ends = any(epoch >= self._at.get(member, (0, 0)) for epoch in ended)  # not an epoch begun since
                 self._answer(member, request, MeetingOutcome(True, ends))
             self._begin_again(rounds)
 

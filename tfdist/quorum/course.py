@@ -100,6 +100,7 @@ class QuorumRounds(Course):
         self._rates = Rates()
         self._last = Progress(0, 0)
         self._settled = 0  # step at which no changes were left, or they were kept for later
+        self._epoch_began = trained.live.step() if members.is_in_epoch else None  # step, within an epoch of `fit`
         self._before = list(trained.centre)
         self._carry: list[np.ndarray] | None = None
         self._staleness: Counter[int] = Counter()
@@ -170,10 +171,13 @@ class QuorumRounds(Course):
 
     def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> RoundResult:
         """Takes part in a round that ends an epoch, or keeps late changes for the next one; see `Course`."""
-        if progress.step == self._settled:
+        has_ended = self.ended or self.is_over or self._members.is_behind
+        tells = self._epoch_began is not None and progress.step > self._epoch_began and not has_ended
+        self._epoch_began = None
+        if progress.step == self._settled and not tells:
             return RoundResult(progress.step, list(values), False)
         changes = self._changes(values)
-        if self._members.is_behind:  # the others are in the middle of a later epoch
+        if has_ended:  # the others may be in the middle of a later epoch
             newest = self._newest()
             left: int | None = self._live.left() if newest is None else newest[0].left
         else:
@@ -231,10 +235,15 @@ class QuorumRounds(Course):
                 contribution = None
                 number = self._round + 1  # the process that had a newer state is lost
                 continue
-            if contribution is None:
+            # All partners may come to end an epoch just after a round: the rule must not take a step for that.
+            has_changes = any(partner.samples for partner in meeting.partners) or not self._are_weights
+            if has_changes and contribution is None:
                 contribution = self._contributions.encode(changes, number)
+                if not samples:  # of no weight, so what compression keeps for later is not in it
+                    self._contributions.take_back()
             try:
-                mean = self._contributions.mean(contribution, MeetingExchange(members, name, meeting))
+                exchange = MeetingExchange(members, name, meeting)
+                mean = self._contributions.mean(contribution, exchange) if has_changes and contribution else None
             except AbortedError:
                 continue
             outcome = members.have(name, meeting.attempt)
@@ -242,12 +251,13 @@ class QuorumRounds(Course):
                 break
         with self._lock:
             self._before = list(self.centre)
-            for place, value in enumerate(self._rule.centre(self._before, mean)):
+            for place, value in enumerate([] if mean is None else self._rule.centre(self._before, mean)):
                 self.centre[place] = np.asarray(value)
             self._round = number
-        self._staleness[self._missed] += 1
-        self.totals.rounds += 1
-        self._missed = 0
+        if mean is not None:
+            self._staleness[self._missed] += 1
+            self.totals.rounds += 1
+            self._missed = 0
         self._last, self._settled = progress, progress.step
         self._carry = None
         self.ended = outcome.ends and not ends
@@ -342,12 +352,14 @@ class QuorumRounds(Course):
         Args:
             epoch: number of the epoch.
         """
+        self._epoch_began = self._live.step()
         with self._lock:
             self._rates.begin_epoch(epoch, self._live.rates())
 
     def end_fit(self) -> None:
         """Forgets the state of a call of `fit`."""
         self.is_over = False
+        self._epoch_began = None
         with self._lock:
             self._rates.end_fit()
 

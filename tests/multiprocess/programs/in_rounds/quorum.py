@@ -284,24 +284,27 @@ def slow_end():
 
 
 def uneven():
-    """An epoch ends for all when it ends for one."""
-    made = strategy(grace=1.0)
-    model = linear(made)
-    counts = []
+    """An epoch ends for all when it ends for one, also where it ends with a round."""
 
     class Counts(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
         def on_train_batch_end(self, batch, logs=None):
             self.batches = batch + 1
 
         def on_epoch_end(self, epoch, logs=None):
-            counts.append(self.batches)
+            self.seen.append(self.batches)
+            note("uneven", self.model)
 
-    x = np.concatenate([X] * 3)
-    y = np.concatenate([Y] * 3)
-    x, y = (x[: 2 * (9 if rank else 5)], y[: 2 * (9 if rank else 5)])
-    model.fit(x, y, batch_size=2, epochs=3, verbose=0, callbacks=[Counts()])
-    note("uneven", model)
-    assert counts == [6 if rank else 5] * 3, counts
+    for steps, others in ((5, 6), (6, 8)):
+        model, counts = linear(strategy(grace=60.0)), Counts()
+        rows = slice(0, 2 * (9 if rank else steps))
+        x, y = np.concatenate([X] * 3)[rows], np.concatenate([Y] * 3)[rows]
+        model.fit(x, y, batch_size=2, epochs=3, verbose=0, callbacks=[counts])
+        note("uneven", model)
+        assert counts.seen == [others if rank else steps] * 3, counts.seen
 
 
 first = tfdist.QuorumStrategy()  # enters the job
