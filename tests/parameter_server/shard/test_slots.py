@@ -33,6 +33,22 @@ def test_slots_are_assigned_to_their_variables(name, is_built):
     assert "add_variable_from_reference" not in vars(optimizer)
 
 
+@pytest.mark.parametrize("is_built", [False, True])
+def test_factors_of_another_shape_are_slots(is_built):
+    optimizer = keras.optimizers.Adafactor(0.1)
+    made = [*variables(), keras.Variable(np.ones((2, 5), "float32"), name="a")]
+    if is_built:
+        optimizer.build(made)
+    built = slots.slots_of_built(optimizer, made) if is_built else slots.build(optimizer, made)
+    shapes = [(slot.variable, slot.name, tuple(slot.value.shape)) for slot in built]
+    assert shapes == [
+        (0, "factor_0", (4,)), (0, "factor_1", (3,)), (0, "velocity", (4, 3)),
+        (1, "velocity", (3,)),
+        (2, "factor_0", (2,)), (2, "factor_1", (5,)), (2, "velocity", (2, 5)),
+    ]  # fmt: skip
+    assert "add_variable" not in vars(optimizer)
+
+
 def test_scalars_contain_rate_iteration_and_momentum_product():
     optimizer = keras.optimizers.Nadam(0.25)
     scalars = slots.scalars_of(optimizer, slots.build(optimizer, variables()))

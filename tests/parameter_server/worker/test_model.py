@@ -35,6 +35,18 @@ def test_parts_join_to_the_whole_model(servers):
     assert whole.scalars is state.scalars
 
 
+def test_slots_of_another_shape_stay_with_variables_on_one_server():
+    model = model_of(2)
+    split = {part.variable for shard in model.dealing.shards for part in shard if part.begin}
+    state = TrainingState(values(), [{"factor": np.arange(7.0)} for _ in values()], {"iteration": np.array(3)})
+    whole = model.whole_state([model.part_of(server, state) for server in range(2)])
+    for place, slots in enumerate(whole.slots):
+        if place in split:
+            assert not slots
+        else:
+            np.testing.assert_array_equal(slots["factor"], np.arange(7.0))
+
+
 def test_servers_are_told_which_rows_they_hold():
     model = model_of(2)
     described = [HeldRows(path, 0, 0, 0, decays=path != "bias") for path in PATHS]

@@ -66,19 +66,35 @@ def scalars_of(optimizer: Any, slots: Sequence[Slot]) -> dict[str, Any]:
 
 @contextmanager
 def _noted(optimizer: Any, variables: Sequence[Any]) -> Iterator[list[Slot]]:
-    """Records the slots that the optimizer makes by `add_variable_from_reference`, Keras's method for slots."""
-    places = {id(variable): place for place, variable in enumerate(variables)}
-    original = optimizer.add_variable_from_reference
-    slots: list[Slot] = []
+    """Records the slots that the optimizer makes by `add_variable_from_reference`, Keras's method for slots.
 
-    def noting(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-        made = original(reference_variable, *args, **kwargs)
-        name = kwargs.get("name") or (args[0] if args else None) or "var"
-        slots.append(Slot(places[id(reference_variable)], name, made))
+    Adafactor also makes factors of another shape, by `add_variable` with the name of the variable that they belong to,
+    just before a slot of that variable.
+    """
+    places = {id(variable): place for place, variable in enumerate(variables)}
+    add, add_from_reference = optimizer.add_variable, optimizer.add_variable_from_reference
+    slots: list[Slot] = []
+    factors: dict[str, list[Any]] = {}
+
+    def noting_factors(shape: Any, *args: Any, **kwargs: Any) -> Any:
+        made = add(shape, *args, **kwargs)
+        if len(shape):
+            factors.setdefault(kwargs.get("name"), []).append(made)
         return made
 
+    def noting(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        place = places[id(reference_variable)]
+        for number, factor in enumerate(factors.pop(reference_variable.name, ())):
+            slots.append(Slot(place, f"factor_{number}", factor))
+        made = add_from_reference(reference_variable, *args, **kwargs)
+        name = kwargs.get("name") or (args[0] if args else None) or "var"
+        slots.append(Slot(place, name, made))
+        return made
+
+    object.__setattr__(optimizer, "add_variable", noting_factors)
     object.__setattr__(optimizer, "add_variable_from_reference", noting)
     try:
         yield slots
     finally:
+        object.__delattr__(optimizer, "add_variable")
         object.__delattr__(optimizer, "add_variable_from_reference")

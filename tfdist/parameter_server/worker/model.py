@@ -130,7 +130,12 @@ class Model:
         """
         parts = self.dealing.shards[server]
         slots = [
-            {name: _rows(array, part) for name, array in state.slots[part.variable].items()} if state.slots else {}
+            {
+                name: _rows(array, part) if array.shape == self._shapes[part.variable] else array
+                for name, array in state.slots[part.variable].items()
+            }
+            if state.slots
+            else {}
             for part in parts
         ]
         return TrainingState([_rows(state.values[part.variable], part) for part in parts], slots, state.scalars)
@@ -159,12 +164,13 @@ class Model:
             states: by server, its part.
         """
         values = self.whole([state.values for state in states])
+        parts = Counter(part.variable for shard in self.dealing.shards for part in shard)
         slots: list[dict[str, np.ndarray]] = [{} for _ in values]
         for name in dict.fromkeys(name for state in states for by_name in state.slots for name in by_name):
             missing = np.empty(0)
             joined = self.whole([[by_name.get(name, missing) for by_name in state.slots] for state in states])
-            for by_name, array, value in zip(slots, joined, values, strict=True):
-                if array.shape == value.shape:
+            for place, (by_name, array, value) in enumerate(zip(slots, joined, values, strict=True)):
+                if array.shape == value.shape or (parts[place] == 1 and array.size):
                     by_name[name] = array
         return TrainingState(
             values, slots, max((state.scalars for state in states), key=lambda scalars: int(scalars["iteration"]))
