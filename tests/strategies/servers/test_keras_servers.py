@@ -149,3 +149,10 @@ def test_steps_are_traced_once():
         model.compile(with_momentum(), "mse")
         fit(model, epochs=1)
     assert len(traces) == 1
+
+
+def test_swapping_averages_is_refused():
+    with served() as (strategy,):
+        model = model_in(strategy, optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True))
+        with pytest.raises(ValueError, match=r"SwapEMAWeights swaps .* on the parameter servers"):
+            fit(model, callbacks=[keras.callbacks.SwapEMAWeights()])

@@ -79,7 +79,7 @@ def _noted(optimizer: Any, variables: Sequence[Any]) -> Iterator[list[Slot]]:
     def noting_factors(shape: Any, *args: Any, **kwargs: Any) -> Any:
         made = add(shape, *args, **kwargs)
         if len(shape):
-            factors.setdefault(kwargs.get("name"), []).append(made)
+            factors.setdefault(str(kwargs.get("name")), []).append(made)
         return made
 
     def noting(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:

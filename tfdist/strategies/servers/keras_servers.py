@@ -188,7 +188,18 @@ class ServerModelHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
         call.arguments["step_function"] = step
 
     def callbacks(self, model: Any, given: list[Any]) -> list[Any]:
-        """Adds the callback for pauses between epochs; workers other than the chief back up only the epoch's number."""
+        """Adds the callback for pauses between epochs; workers other than the chief back up only the epoch's number.
+
+        Raises:
+            ValueError: a callback swaps weights with averages, which are on the servers.
+        """
+        if any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in given):
+            raise ValueError(
+                "keras.callbacks.SwapEMAWeights swaps a model's weights with the averages that its optimizer keeps, "
+                "but those are on the parameter servers, where other workers go on with the weights. Leave the "
+                "callback out: with use_ema=True, fit ends with the averages. To validate them before, give "
+                "ModelCheckpoint a file and load it elsewhere: it has both."
+            )
         return [SuspendBetweenEpochs(self.extended), *keras_backup.on_servers(given, self.extended)]
 
     @contextlib.contextmanager
