@@ -390,6 +390,18 @@ def test_lost_worker_of_an_elastic_job_can_be_replaced():
             assert answer.task == 4, "the number of its name"
 
 
+def test_the_failure_of_a_task_is_told_once():
+    """By an elastic job, too, whose tasks report an error, and then that their scripts have ended with it."""
+    with with_roles(is_elastic=True) as job, entered(job, 0, 1) as (chief, worker):
+        worker.say(ReportFailure("ValueError: no", mismatch=False))
+        worker.say(ScriptEnded("ValueError: no", {}))
+        still_serves(worker)
+        assert chief.wait_for(TaskLost).why.endswith("failed: ValueError: no")
+        worker.close()
+        with enter(job.address, 1):
+            assert isinstance(chief.wait_for((TaskLost, TaskPresent)), TaskPresent)
+
+
 def test_an_elastic_job_waits_for_its_chief():
     with with_roles(is_elastic=True) as job, enter(job.address, 2) as ps:
         with enter(job.address, 0):

@@ -77,6 +77,7 @@ class Member:
             stopped (Ctrl-Z), and no task is lost.
         left: whether the task's script has ended.
         ended: whether the task no longer needs the others, or is known to be lost.
+        is_lost: whether the others have been told that the task is lost.
     """
 
     task: int
@@ -86,6 +87,7 @@ class Member:
     silence: float = 0.0
     left: bool = False
     ended: bool = False
+    is_lost: bool = False
 
     def send(self, message: RendezvousMessage) -> None:
         """Sends a message, if the task is still there."""
@@ -327,10 +329,11 @@ class RendezvousServer:
             why: the reason, as a sentence.
             reported: whether the task reported an error itself; otherwise it died or cannot be reached.
         """
+        if member.is_lost:  # it has reported an error, then its script ends with the same one
+            return
+        member.is_lost = True
         is_bound = member.task in self.bound
         if is_bound:
-            if member.task in self.lost:
-                return
             self.lost.add(member.task)
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self._end_if_deserted)
         else:
