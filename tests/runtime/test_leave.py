@@ -108,6 +108,7 @@ def test_task_without_mpi_sends_its_failure_on_exit(monkeypatch):
             PeerLostError("rank 0 failed: KeyboardInterrupt: "),
             "tfdist: rank 1 ended, because rank 0 failed: KeyboardInterrupt.\n",
         ),
+        (TfdistError("interrupted (Ctrl-C)"), "tfdist: rank 1 was interrupted.\n"),
     ],
 )
 def test_interrupt_prints_one_line(reports, capsys, monkeypatch, error, told):

@@ -15,6 +15,7 @@ from tfdist.parameter_server import Asynchronous, BoundedStaleness, Gradients, S
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.protocol.messages import Attach, Inspect, Pull
+from tfdist.parameter_server.server.server import ParameterServer
 from tfdist.parameter_server.worker.client import Connection
 from tfdist.runtime import agreement, membership, serving
 from tfdist.runtime.server_address import address_of
@@ -34,7 +35,7 @@ def members():
     def serve():
         try:
             serving.serve(made[2], Arguments(BoundedStaleness(0)), TIMEOUTS)
-        except TfdistError as error:
+        except (TfdistError, KeyboardInterrupt) as error:
             errors.append(error)
 
     thread = threading.Thread(target=serve, daemon=True)
@@ -103,6 +104,21 @@ def test_a_job_that_fails_ends_the_server_with_its_error(members):
     members[2].control.fail(TfdistError("interrupted (Ctrl-C)"))
     members[3].join(DEADLINE)
     assert [str(error) for error in members[4]] == ["interrupted (Ctrl-C)"]
+
+
+def test_an_interrupted_server_ends_with_the_interrupt(members, monkeypatch):
+    """Also where the job has failed of it first: the end of the process is then told in one line."""
+
+    def receive(server):
+        members[2].control.fail(TfdistError("interrupted (Ctrl-C)"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ParameterServer, "_receive", receive)
+    connection = connect(members[0])
+    connection.send(lambda id: Attach(id, 0, 1, "model"))
+    members[3].join(DEADLINE)
+    connection.close()
+    assert list(map(type, members[4])) == [KeyboardInterrupt]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.cluster import messages
-from tfdist.cluster.interrupts import InterruptWatch
+from tfdist.cluster.interrupts import INTERRUPTED, InterruptWatch
 from tfdist.cluster.message import RendezvousMessage
 from tfdist.errors import PeerLostError, RendezvousError, TfdistError
 
@@ -207,7 +207,7 @@ class Channel:
             for key, _ in events:
                 if key.fileobj is self._interrupts:
                     if self._interrupts.interrupted():
-                        self._on_failure(TfdistError("interrupted (Ctrl-C)"), False)
+                        self._on_failure(TfdistError(INTERRUPTED), False)
                     continue
                 try:
                     chunk = self._socket.recv(1 << 16)

@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
+INTERRUPTED = "interrupted (Ctrl-C)"
+"""Message of the error with which a job fails when its user has interrupted this process."""
+
 _hooks: set[CodeType] = set()
 _last_words: set[CodeType] = set()
 

@@ -68,7 +68,7 @@ def _reporting_excepthook(membership: Membership, original: Callable[..., Any]) 
             control.fails_first = True
             control.tell_failure(error)
             launcher.report_to_launcher(launcher.CAUSE)
-        is_interrupt = isinstance(error, KeyboardInterrupt)
+        is_interrupt = isinstance(error, KeyboardInterrupt) or str(error) == interrupts.INTERRUPTED
         if cluster is None or not launcher.is_tfdist_run() or not (is_interrupt or _is_of_an_interrupt(error)):
             return False
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks, but perhaps this one only now

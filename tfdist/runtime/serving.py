@@ -62,10 +62,9 @@ def serve(member: Membership, options: Arguments, timeouts: Timeouts) -> None:
     run(running[0])
     for thread in threads:
         thread.join()
-    if control.failure is not None:
-        raise control.failure
-    if failures:
-        raise failures[0]
+    for error in [*(error for error in failures if isinstance(error, KeyboardInterrupt)), control.failure, *failures]:
+        if error is not None:
+            raise error
 
 
 def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
