@@ -95,6 +95,7 @@ IN_SWEEPS = (
     *("several_outputs", "one_f_one_b_recomputing", "a_frozen_base", "zero_bubble_adam", "float16"),
     "interleaved_and_shuffled_with_a_seed",
     "training_stops_in_the_middle_of_an_epoch",  # as pipelines beside each other do
+    "losses_of_samples_gpipe",
     "weights_of_samples_and_classes",  # as within one process, and as masks do
     *("four_stages", "skips"),  # as pipelines beside each other do, and steps of three processes (test_pipeline.py)
     "backup_and_restore",  # files are written by the first process, as by all callbacks, and loaded, as in "loading"

@@ -87,3 +87,14 @@ def test_a_worker_that_would_train_nothing_is_lent_a_weight():
     assert held == ["d2/bias"]
     assert placement.workers(model.get_layer("d2").bias) == (2, 0, 1), "the stage that calls it speaks for it"
     assert placement.workers(model.get_layer("d2").kernel) == (2,)
+
+
+def test_layers_of_a_placed_model_stay_where_they_are():
+    model = described(network)
+    Placement(Stages(ModelCalls(model), [2, 4]), [0, 1], [0], None).place(variables_of(model))
+    Placement(Stages(ModelCalls(model), [2, 4]), [0, 1], [0], None).place(variables_of(model))
+    moved = Placement(Stages(ModelCalls(model), [1, 4]), [0, 1], [0], None)
+    with pytest.raises(
+        ValueError, match=r"d1/kernel is on worker 0 .* needs it on worker 1\. Make this model in the scope"
+    ):
+        moved.place(variables_of(model))

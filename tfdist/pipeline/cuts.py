@@ -7,12 +7,15 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import tensorflow as tf
+
 from tfdist.model_parallel.analysis import analysis_of
 from tfdist.model_parallel.call_graph import Call
 from tfdist.model_parallel.model_calls import ModelCalls
 from tfdist.model_parallel.partition import Partition, bytes_kept
 from tfdist.model_parallel.split_layers import SplitLayer
 from tfdist.model_parallel.splitting import split
+from tfdist.strategies.divided import described_variables
 
 Cuts = Sequence[str] | Partition | Literal["flops", "memory"]
 """How a model is cut: the names of the calls that begin all stages but the first; a result of `tfdist.partition`; or
@@ -128,7 +131,9 @@ def _sum(costs: Sequence[float], least: float) -> float:
 
 def _costs(calls: ModelCalls, cuts: str) -> Sequence[Call]:
     try:
-        return analysis_of(calls, batch_size=1, open_size=_OPEN_SIZE).calls
+        # Layers of a model that was placed before may have their variables on other processes: shapes are enough.
+        with described_variables.reading(lambda variable: tf.zeros(variable.shape, variable.dtype)):
+            return analysis_of(calls, batch_size=1, open_size=_OPEN_SIZE).calls
     except ValueError as error:
         raise ValueError(
             f'PipelineStrategy(cuts="{cuts}"): the costs of the calls of this model are unknown, even with '

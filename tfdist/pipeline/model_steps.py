@@ -195,7 +195,8 @@ class ModelSteps:
         step = self._step(self._forward, batch, inputs, training=False)
         losses = list(step.added_losses)
         if self._ends_here:
-            losses.append(self._loss((x, y, sample_weight), self._outputs(batch, step), training=False))
+            loss = self._loss((x, y, sample_weight), self._outputs(batch, step), training=False)
+            losses.append(tf.reduce_mean(loss))  # it may be of single samples
         return self._logs(data, batch, step, losses)
 
     def predict(self, data: Any) -> Any:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.pipeline.micro_batches import MicroBatches, logits_of
 from tfdist.strategies.divided import weight_parts
+from tfdist.strategies.keras.keras_losses import scale_summed_loss
 
 Loss = Callable[[list[Any], int | None], tf.Tensor]
 """Function that computes a loss from the model's outputs and a micro-batch's number, or None for the whole batch."""
@@ -34,7 +35,7 @@ class Objective:
     function of the samples. Otherwise it is computed for each micro-batch, and must be a mean over samples.
 
     Args:
-        loss: computes the loss, a scalar.
+        loss: computes the loss, a scalar, or a vector of the samples' losses.
         batch: the batch in micro-batches.
         of_batch: whether the loss is computed for the whole batch.
         variables: trainable variables of the last stage, which the loss may use.
@@ -107,7 +108,11 @@ class Objective:
         with tf.GradientTape() as tape:
             tape.watch([source for source in sources if source.dtype.is_floating or source.dtype.is_complex])
             loss = self._loss(outputs, number)
-        self.losses.append(tf.cast(loss, tf.float64) * weight)
+            if loss.shape.rank:  # of single samples: the gradient is that of their sum
+                self.losses.append(tf.reduce_mean(tf.cast(loss, tf.float64)) * weight)
+                loss = tf.reduce_sum(scale_summed_loss(loss)) * tf.cast(tf.math.reciprocal_no_nan(weight), loss.dtype)
+            else:
+                self.losses.append(tf.cast(loss, tf.float64) * weight)
         values = [weight_parts.source_of(source) for source in self._variables]
         upstream = tf.cast(weight * tf.cast(self.scale, tf.float64), loss.dtype)
         gradients = iter(tape.gradient(loss, [*sources, *values], output_gradients=upstream))

@@ -13,6 +13,8 @@ from tfdist.pipeline.stages import Stages
 from tfdist.strategies.devices import requested_device
 from tfdist.strategies.divided import described_variables, optimizer_slots, split_axis
 
+_PLACED = "_tfdist_pipeline_workers"
+
 
 class Placement:
     """The workers that hold the variables of a model and of its optimizer, seen from one process.
@@ -85,6 +87,7 @@ class Placement:
         """
         for variable in variables:
             workers = self.workers(variable)
+            _check_place(variable, workers)
             if self.holds(variable):
                 with self._on_device(workers):
                     self._allocate(variable, workers)
@@ -99,6 +102,19 @@ class Placement:
             return
         with requested_device.requested(self._devices[local_workers[0]]):
             yield
+
+
+def _check_place(variable: Any, workers: tuple[int, ...]) -> None:
+    """Raises `ValueError` where a variable is on other workers than it has been placed on before; on all processes."""
+    before = getattr(variable, _PLACED, workers)
+    if workers and before and set(before).isdisjoint(workers):
+        raise ValueError(
+            f"{variable.path} is on worker {before[0]} of the pipeline, for a model that was made before, and this "
+            f"model needs it on worker {workers[0]}. Make this model in the scope of a PipelineStrategy(cuts=[…]) of "
+            "its own, which names the layers that its stages begin with, so that shared layers stay where they are."
+        )
+    if workers:
+        setattr(variable, _PLACED, workers)
 
 
 def lend(stages: Stages, workers: Sequence[int]) -> None:

@@ -55,6 +55,33 @@ def on_batches(place):
     return {"logs": logs, "outputs": outputs, "state": state(place, model)}
 
 
+def of_samples(place):
+    model = made(place, network, lambda: keras.optimizers.SGD(0.01), keras.losses.MeanSquaredError(reduction="none"))
+    return trained_on_arrays(place, model, *vectors(), sample_weight=np.linspace(0, 2, ROWS), validation_split=0.3)
+
+
+@check(2, schedule="1f1b")
+def losses_of_samples_one_f_one_b(place):
+    return of_samples(place)
+
+
+@check(2, schedule="gpipe")
+def losses_of_samples_gpipe(place):
+    return of_samples(place)
+
+
+@check(2)
+def a_trained_base_with_another_head(place):
+    x, y = vectors()
+    model = made(place, network, "sgd", "mse")
+    first = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
+    with place.scope():
+        head = keras.layers.Dense(y.shape[1], name="another")
+        other = keras.Model(model.inputs, head(model.layers[-1].input))
+        other.compile("sgd", "mse")
+    return {"first": first, **trained(place, other, x, y)}
+
+
 @check(2)
 def weights_of_samples_and_classes(place):
     x, y = classes()
