@@ -90,3 +90,23 @@ def test_logs_of_all_ranks_are_those_of_one_process(ranks, trains):
     assert "percent" in expected
     for logs in on_ranks(ranks(2), on_rank):
         assert logs == pytest.approx(expected, rel=1e-5)
+
+
+class Evaluates(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.evaluate(X, Y, verbose=0)
+
+
+def test_logs_are_those_of_their_step_where_a_callback_takes_others(ranks):
+    """These have more logs."""
+
+    def on_rank(strategy):
+        with strategy.scope():
+            model = Scores([keras.layers.Input((4,)), keras.layers.Dense(1, "sigmoid")])
+            metrics = [keras.metrics.Precision(name="precision"), keras.metrics.Recall(name="recall")]
+            model.compile("sgd", "binary_crossentropy", metrics=metrics)
+        return model.fit(X, Y, batch_size=32, verbose=0, callbacks=[Evaluates()]).history
+
+    first, second = on_ranks(ranks(2), on_rank)
+    assert first == second
+    assert first["percent"] == pytest.approx([100 * first["recall"][0]])

@@ -21,7 +21,7 @@ class Own(keras.Sequential):
         logs = super().train_step(data)
         context = tf.distribute.get_replica_context()
         rank = tf.cast(0 if context is None else context.replica_id_in_sync_group, tf.float32) + 1
-        return {"rank": rank, **logs, "text": tf.constant("a"), "deeper": {"inner": rank}}
+        return {"rank": rank, **logs, "text": tf.constant("a"), "deeper": {"inner": rank, "error": logs["mae"]}}
 
 
 def built(kind=keras.Sequential, optimizer=keras.optimizers.SGD, **compiling):
@@ -70,9 +70,45 @@ def test_custom_step_logs_are_averaged(ranks, size, rows, rank):
     logs, *_, other_logs = 2 * on_ranks(ranks, work, size)
     np.testing.assert_allclose([logs["rank"], other_logs["rank"]], rank)
     np.testing.assert_allclose([logs["inner"], other_logs["inner"]], rank, err_msg="Keras flattens them")
-    assert sorted(logs) == ["inner", "loss", "mae", "rank", "text"]
+    assert sorted(logs) == ["error", "inner", "loss", "mae", "rank", "text"]
+    assert logs["error"] == pytest.approx(logs["mae"])
     assert logs["loss"] == other_logs["loss"]
     assert logs["mae"] == other_logs["mae"]
+
+
+class Numbers(keras.Sequential):
+    """Gives a number of a batch to a metric, and returns both."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.mean = keras.metrics.Mean(name="mean")
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        number = tf.reduce_mean(data[0][:, 0])
+        self.mean.update_state(number)
+        return {**logs, "number": number, "mean": self.mean.result()}
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_numbers_count_samples_alike(ranks, is_own):
+    x = np.array([[1, 0, 0, 0], [1, 0, 0, 0], [4, 0, 0, 0]], np.float32)
+
+    def work(strategy):
+        with strategy.scope():
+            model = Numbers([keras.layers.Input((4,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.0), "mse")
+        data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(3)
+        if is_own:  # two rows of the first process, and one of the second
+            rows = [slice(0, 2), slice(2, 3)][strategy.rank]
+            own = tf.data.Dataset.from_tensors((x[rows], x[rows, :1]))
+            data = strategy.distribute_datasets_from_function(lambda context: own)
+        return model.fit(data, verbose=0).history
+
+    for history in on_ranks(ranks, work):
+        # The last step of a process's own data finds none on any process, which then count alike.
+        assert history["number"] == pytest.approx([2.5 if is_own else 2.0])
+        assert history["mean"] == pytest.approx([2.0])
 
 
 class Roots(keras.Sequential):

@@ -294,12 +294,17 @@ def _beside_others(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _numbers_of_a_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Weights a scalar that a step passes to a `Mean` without a weight by the share's samples."""
+    """Weights a scalar that a step passes to a `Mean` without a weight by the share's samples.
+
+    Where processes take steps on their own, the samples of other processes' steps are not known: each sample then
+    counts alike, not each batch.
+    """
 
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> None:
         extended = current_strategy.sharing()
         if extended is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
-            sample_weight = extended.shares.weight()
+            shares = extended.shares
+            sample_weight = shares.weight() if extended.synchronizes_steps else tf.cast(shares.rows(), tf.float64)
         return original(self, values, sample_weight)
 
     return update_state

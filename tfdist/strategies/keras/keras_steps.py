@@ -36,8 +36,8 @@ def install() -> None:
 _last_steps: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
 """By strategy, the last step that was traced or run eagerly and whose logs are not yet merged."""
 
-_taken: weakref.WeakKeyDictionary[Any, Step] = weakref.WeakKeyDictionary()
-"""By strategy, the step that was taken last."""
+_taken: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Step]] = weakref.WeakKeyDictionary()
+"""By strategy, the steps that have been taken."""
 
 
 _MAKING = {"fit": "make_train_function", "evaluate": "make_test_function", "predict": "make_predict_function"}
@@ -71,9 +71,14 @@ def check_functions(model: Any, method: str) -> None:
         )
 
 
-def last_step(extended: Any) -> Step | None:
-    """Returns the step whose logs are those of an epoch that ends; None where a single replica trains."""
-    return _taken.get(extended)
+def step_of(logs: Any, extended: Any) -> Step | None:
+    """Returns the step that has returned logs; None where a single replica trains, or none has been taken.
+
+    Args:
+        logs: logs as Keras passes them on; a callback may have evaluated, and so taken other steps, since.
+        extended: the strategy's `extended`.
+    """
+    return next((step for step in _taken.get(extended, ()) if step.logs is logs), None)
 
 
 class Step:
@@ -90,8 +95,9 @@ class Step:
 
     Attributes:
         model: as given.
-        names_of_results: names of the logs that are results of metrics, or computed from such results.
-        has_own_logs: whether the logs of the step that was taken last are this process's own.
+        names_of_results: names of the logs that are results of metrics, or computed from such results, as a whole.
+        logs: the logs that were returned last.
+        has_own_logs: whether these are this process's own.
     """
 
     def __init__(self, model: Any, extended: DataParallel, function: Callable[..., Any]) -> None:
@@ -103,6 +109,7 @@ class Step:
         self._results = keras_metrics.Results()
         self._kinds: list[Any] = []
         self.names_of_results: set[str] = set()
+        self.logs: Any = None
         self._merges = True
         self.has_own_logs = False
 
@@ -144,8 +151,10 @@ class Step:
 
         paths = tree.flatten_with_path(outputs)
         flat = [contribution(path, value) for path, value in paths]
-        pairs = zip(paths, self._kinds, strict=True)
-        self.names_of_results = {str(path[0]) for (path, _), kind in pairs if path and _is_of_metrics(kind)}
+        kinds = [
+            (str(path[0]), _is_of_metrics(kind)) for (path, _), kind in zip(paths, self._kinds, strict=True) if path
+        ]
+        self.names_of_results = {name for name, _ in kinds} - {name for name, is_result in kinds if not is_result}
         return tree.pack_sequence_as(outputs, flat)
 
     def _by_name(self, path: Any, value: Any) -> tuple[Any, Any] | None:
@@ -188,12 +197,14 @@ class Step:
         """Whether no log is a number of the step alone, which cannot be merged later."""
         return not any(isinstance(kind, tf.DType) for kind in self._kinds)
 
-    def note(self, iterator: Any) -> None:
+    def note(self, iterator: Any, logs: Any) -> None:
         """Notes the iterator that the last step has read, to know whether its logs are to be merged later.
 
         Args:
             iterator: iterator that the step's function was called with, such as a `SharedIterator`.
+            logs: the logs that the function has returned.
         """
+        self.logs = logs
         merges = not isinstance(iterator, SharedIterator) or iterator.merges_logs
         self.has_own_logs = not merges and self._has_results_only
 
@@ -265,7 +276,8 @@ class OnShares(keras_hooks.ModelHooks[DataParallel]):
 
     def epoch_logs(self, call: TrainerCall) -> None:
         """Merges the logs of the last step, unless they are merged already or Keras replaces them by metrics."""
-        step, logs = last_step(self.extended), call.arguments["logs"]
+        logs = call.arguments["logs"]
+        step = step_of(logs, self.extended)
         if step is None or not step.has_own_logs or not logs:
             return
 
@@ -302,8 +314,8 @@ def _on_shares(function: Callable[..., Any], step: Step, extended: DataParallel,
             except tf.errors.OutOfRangeError:
                 level_counts(step.model)
                 raise
-        step.note(iterator)
-        _taken[extended] = step
+        step.note(iterator, logs)
+        _taken.setdefault(extended, weakref.WeakSet()).add(step)
         return logs
 
     return on_shares

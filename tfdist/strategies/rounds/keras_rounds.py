@@ -110,7 +110,7 @@ class RoundModelHooks(keras_hooks.ModelHooks[TrainsInRounds]):
 
     def _of_all(self, model: Any, logs: Any, original: Callable[[], Any]) -> Any:
         given = logs if isinstance(logs, dict) else {}
-        step = keras_steps.last_step(self.extended)
+        step = keras_steps.step_of(logs, self.extended)
         custom = {name for name in given if step is None or name not in step.names_of_results}
         # A process that had no batch has no logs, and does not know what those of other processes are made of.
         names = {"logs": ", ".join(sorted(custom)) if given else "none"}
@@ -119,7 +119,7 @@ class RoundModelHooks(keras_hooks.ModelHooks[TrainsInRounds]):
         if not given:
             return original()
         results = logs if step is None else step.merged(logs)
-        means = _averaged({name: logs[name] for name in custom}, self.extended)
+        means = _averaged({name: results[name] for name in custom}, self.extended)
         return {name: means[name] if name in custom else results[name] for name in logs}
 
 
@@ -130,8 +130,10 @@ def _averaged(logs: dict[str, Any], extended: TrainsInRounds) -> dict[str, Any]:
     floating = [place for place, tensor in enumerate(tensors) if tensor.dtype.is_floating]
     is_shared = extended.has_several_replicas
     samples = tf.cast(extended.shares.total() if is_shared else 1, tf.float64)
-    terms = [tf.cast(tensors[place], tf.float64) * samples for place in floating]
-    *sums, everyone = extended.bridge.all_reduce([*terms, samples])
+    weights = tf.stack([samples, 1.0])  # the last step may be one that has found no batch, on all processes
+    terms = [tf.cast(tensors[place], tf.float64) * weights for place in floating]
+    *sums, everyone = extended.bridge.all_reduce([*terms, weights])
+    kind = 0 if everyone[0] > 0 else 1
     for place, total in zip(floating, sums, strict=True):
-        values[place] = tf.math.divide_no_nan(total, everyone)
+        values[place] = total[kind] / everyone[kind]
     return tree.pack_sequence_as(logs, values)
