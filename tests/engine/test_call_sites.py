@@ -152,3 +152,21 @@ def test_backward_passes_of_the_same_name_count():
 
     names = sites_of(outer)
     assert len(set(names)) == 2, names
+
+
+def test_names_are_those_of_later_traces_where_a_first_call_makes_variables():
+    """Whose initial values TensorFlow cannot compute before, as they are those of arguments."""
+    made, names = [], []
+
+    @tf.function(autograph=False)
+    def step(x):
+        if not made:
+            made.append(tf.Variable(tf.reduce_sum(x)))
+        body(names)
+        return made[0] + x
+
+    step(tf.ones(2))
+    first = set(names)
+    names.clear()
+    step(tf.ones(3))
+    assert set(names) == first

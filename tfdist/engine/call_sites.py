@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from typing import Any
 
@@ -9,6 +10,8 @@ import tensorflow as tf
 
 from tfdist.private.tensorflow import is_called
 from tfdist.tensors import unnumbered
+
+_AROUND_FIRST_CALL = "fn_with_cond"
 
 
 def call_site(kind: str, members: tuple[int, ...] = ()) -> str:
@@ -25,13 +28,28 @@ def call_site(kind: str, members: tuple[int, ...] = ()) -> str:
     """
     graph = tf.compat.v1.get_default_graph()
     place = _count(graph, (kind, members))
-    path = []
-    while (outer := getattr(graph, "outer_graph", None)) is not None:
-        name = unnumbered(graph.name)
-        is_nested = hasattr(outer, "outer_graph")
-        path.append(f"{name}#{_place_among_namesakes(graph, outer, (name, members))}" if is_nested else name)
-        graph = outer
-    return f"{'/'.join(reversed(path))}: {kind} #{place}"
+    graphs = _functions_around(graph)
+    path = [unnumbered(graphs[-1].name)] if graphs else []
+    for inner, outer in reversed(list(itertools.pairwise(graphs))):
+        name = unnumbered(inner.name)
+        path.append(f"{name}#{_place_among_namesakes(inner, outer, (name, members))}")
+    return f"{'/'.join(path)}: {kind} #{place}"
+
+
+def _functions_around(graph: Any) -> list[Any]:
+    """Returns the graphs of functions in which a call site is, from the inside.
+
+    Those are left out that TensorFlow puts around the first call of a function whose variables it cannot initialize
+    before: later traces of the function, which one process alone may need, are not within them.
+    """
+    graphs: list[Any] = []
+    while hasattr(graph, "outer_graph"):
+        if graph.name.startswith(_AROUND_FIRST_CALL) and graphs:
+            graphs.pop()  # the branch of its conditional
+        else:
+            graphs.append(graph)
+        graph = graph.outer_graph
+    return graphs
 
 
 def _count(graph: Any, what: Hashable) -> int:
