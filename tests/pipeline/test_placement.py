@@ -98,3 +98,11 @@ def test_layers_of_a_placed_model_stay_where_they_are():
         ValueError, match=r"d1/kernel is on worker 0 .* needs it on worker 1\. Make this model in the scope"
     ):
         moved.place(variables_of(model))
+
+
+def test_a_process_with_all_workers_moves_layers_as_each_model_needs():
+    model = described(network)
+    for ends in ([2, 4], [1, 4]):
+        placement = Placement(Stages(ModelCalls(model), ends), [0, 1], [0, 1], None)
+        placement.place(variables_of(model))
+    assert placement.workers(model.layers[1].kernel) == (1,)

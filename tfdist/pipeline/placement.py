@@ -87,12 +87,26 @@ class Placement:
         """
         for variable in variables:
             workers = self.workers(variable)
-            _check_place(variable, workers)
+            self._check_place(variable, workers)
             if self.holds(variable):
                 with self._on_device(workers):
                     self._allocate(variable, workers)
             elif not described_variables.is_elsewhere(variable):
                 described_variables.leave_to(variable, f"worker {workers[0]} of the pipeline")
+
+    def _check_place(self, variable: Any, workers: tuple[int, ...]) -> None:
+        """Raises `ValueError` on the processes between which a variable would have to move for this model."""
+        before = getattr(variable, _PLACED, workers)
+        is_apart = set(before).isdisjoint(workers)
+        if workers and is_apart and self.own.isdisjoint(before) != self.own.isdisjoint(workers):
+            raise ValueError(
+                f"{variable.path} is on worker {before[0]} of the pipeline, for a model that was made before, and this "
+                f"model needs it on worker {workers[0]}. Make this model in the scope of a PipelineStrategy(cuts=[…]) "
+                "of its own, which names the layers that its stages begin with, so that shared layers stay where they "
+                "are."
+            )
+        if workers:
+            setattr(variable, _PLACED, workers)
 
     @contextlib.contextmanager
     def _on_device(self, workers: tuple[int, ...]) -> Iterator[None]:
@@ -102,19 +116,6 @@ class Placement:
             return
         with requested_device.requested(self._devices[local_workers[0]]):
             yield
-
-
-def _check_place(variable: Any, workers: tuple[int, ...]) -> None:
-    """Raises `ValueError` where a variable is on other workers than it has been placed on before; on all processes."""
-    before = getattr(variable, _PLACED, workers)
-    if workers and before and set(before).isdisjoint(workers):
-        raise ValueError(
-            f"{variable.path} is on worker {before[0]} of the pipeline, for a model that was made before, and this "
-            f"model needs it on worker {workers[0]}. Make this model in the scope of a PipelineStrategy(cuts=[…]) of "
-            "its own, which names the layers that its stages begin with, so that shared layers stay where they are."
-        )
-    if workers:
-        setattr(variable, _PLACED, workers)
 
 
 def lend(stages: Stages, workers: Sequence[int]) -> None:
