@@ -19,9 +19,10 @@ NAME = "optimizer 0"
 class Training(Live):
     def __init__(self, left=3, step=0):
         self._left, self._step = left, step
+        self.slots = np.full(2, 7.0)
 
     def state(self):
-        return [np.full(2, 7.0)]
+        return [self.slots.copy()]
 
     def left(self):
         return self._left
@@ -277,6 +278,18 @@ def test_joining_task_takes_weights_slots_steps_and_outer_optimizer(job):
         np.testing.assert_array_equal(value, other)
 
 
+def test_task_that_joins_in_the_first_round_takes_the_state_from_before_its_steps(job):
+    made = job(2)
+    live = Training()
+    first = course(made.members[0], live=live)
+    first.begin_anew(Progress(0, 4))  # as after a restored backup
+    live._left, live._step, live.slots = 1, 8, np.full(2, 9.0)
+    second = course(made.members[1], [0 * value for value in START])
+    assert second.joined.step == 4
+    np.testing.assert_array_equal(second.joined.state, [np.full(2, 7.0)])
+    assert second.begin_anew(Progress(0, 4)).left == 5
+
+
 def test_epoch_end_of_another_task_sets_ended(job):
     made = job(2, quorum=2)
     courses = joined(made, [0, 1])
@@ -481,7 +494,6 @@ def test_task_joining_at_epoch_begin_takes_rates_before_callbacks(job):
             return [self.rate]
 
     first = course(made.members[0], live=Beginning())
-    first.begin_anew(Progress(0, 0))
     late = course(made.members[1], [value + 1 for value in START])
     assert late.joined.state[0].tolist() == [0.05] * 2
     assert late.joined.rates == (0.1,)

@@ -102,6 +102,7 @@ class QuorumRounds(Course):
         self._settled = 0  # step at which no changes were left, or they were kept for later
         self._epoch_began = trained.live.step() if members.is_in_epoch else None  # step, within an epoch of `fit`
         self._before = list(trained.centre)
+        self._begun: tuple[int, list[np.ndarray]] | None = None  # step and optimizer's state before the first round
         self._carry: list[np.ndarray] | None = None
         self._staleness: Counter[int] = Counter()
         self._missed = 0
@@ -145,6 +146,9 @@ class QuorumRounds(Course):
         """Begins a round, which ends with that of the others if their state was taken over; see `Course`."""
         if self._carry is None:
             self._last = progress
+        begun = None if self._round else (progress.step, self._live.state())
+        with self._lock:
+            self._begun = begun
         self._settled = progress.step
         left, self._first = self._first, None
         self.ended = False
@@ -253,7 +257,7 @@ class QuorumRounds(Course):
             self._before = list(self.centre)
             for place, value in enumerate([] if mean is None else self._rule.centre(self._before, mean)):
                 self.centre[place] = np.asarray(value)
-            self._round = number
+            self._round, self._begun = number, None
         if mean is not None:
             self._staleness[self._missed] += 1
             self.totals.rounds += 1
@@ -269,12 +273,12 @@ class QuorumRounds(Course):
         """Returns the state that another process has requested; see `tfdist.quorum.links.StateSource`."""
         live = self._live
         with self._lock:
-            centre, rule, number = list(self.centre), self._rule.state(), self._round
-        inner = live.state()
+            centre, rule, number, begun = list(self.centre), self._rule.state(), self._round, self._begun
+        # All processes take all steps of the first round, whenever they join.
+        step, inner = (live.step(), live.state()) if number or begun is None else begun
         with self._lock:  # after `inner` is read: if callbacks have set its rate, the rate before them has been noted
             epoch, rates = self._rates.epoch, self._rates.of_epochs
         counts = len(centre), len(rule), len(inner)
-        step = live.step() if number else self._last.step  # all processes take all steps of the first round
         return FetchedState(request, number, live.left(), step, counts, epoch, rates), [*centre, *rule, *inner]
 
     def _newest(self) -> tuple[FetchedState, list[np.ndarray]] | None:
