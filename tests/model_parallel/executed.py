@@ -1,5 +1,6 @@
 """Where operations were executed, as TensorFlow reports it, not as they were asked for."""
 
+import collections
 import re
 from dataclasses import dataclass
 
@@ -24,11 +25,13 @@ class Executed:
         device: device of the operation, such as ``"CPU:1"``.
         kind: type of the operation.
         name: name of the operation, with its name scopes.
+        receivers: the other devices that its results are sent to.
     """
 
     device: str
     kind: str
     name: str
+    receivers: frozenset[str] = frozenset()
 
     @property
     def is_elsewhere(self):
@@ -49,9 +52,20 @@ def executed(function):
     finally:
         context.context().disable_run_metadata()
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
-    return [
-        Executed(node.device.rpartition("device:")[2], node.op, node.name) for graph in graphs for node in graph.node
-    ]
+    return [operation for graph in graphs for operation in _of(graph)]
+
+
+def _of(graph):
+    receivers = collections.defaultdict(set)
+    for node in graph.node:
+        if node.op in ("_Send", "_HostSend"):
+            receivers[node.input[0].partition(":")[0]].add(_short(node.attr["recv_device"].s.decode()))
+    for node in graph.node:
+        yield Executed(_short(node.device), node.op, node.name, frozenset(receivers[node.name]))
+
+
+def _short(device):
+    return device.rpartition("device:")[2]
 
 
 def places(operations, part):

@@ -9,10 +9,10 @@ from tests.sweeps import sweep
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "host_device.py")
-CHECKS = ["all_reduce", "scaled_losses", "two_replicas_in_each_process", "compressed", "delayed", sweep("local_sgd")]
-CHECKS += ["gossip"]
+CHECKS = ["all_reduce", "scaled_losses", "two_replicas_in_each_process", "gossip", "loop", "optimizer"]
+SWEPT = ["compressed", "delayed", "local_sgd", "relocated", "sharded", "stages"]
 
 
-@checks({2: CHECKS})
+@checks({2: [*CHECKS, *map(sweep, SWEPT)]})
 def test_host_operations_run_on_the_host_device(size, check, passes):
     passes(size, check)

@@ -12,8 +12,8 @@ from tests.sweeps import sweep
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "tensorflow_sums.py")
-CHECKS = ["models", "loops", "refused"]
-SWEPT = ["optimizers", "strategies"]
+CHECKS = ["models", "buckets", "features", "loops", "refused"]
+SWEPT = ["optimizers", "strategies", "compressed"]
 
 
 @checks({2: [*CHECKS, *map(sweep, SWEPT)], 3: [*map(sweep, CHECKS), *map(sweep, SWEPT)]})

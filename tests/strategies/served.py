@@ -32,9 +32,10 @@ class Served(tf.distribute.Strategy):
         workers: number of workers of the cluster.
         before: another strategy of the same process; None for the first one.
         observes: whether the task is an evaluator.
+        device: the task's device.
     """
 
-    def __init__(self, servers, worker, arguments, workers=1, before=None, observes=False):
+    def __init__(self, servers, worker, arguments, workers=1, before=None, observes=False, device="CPU:0"):
         keras_seams.install()
         self.servers = servers
         tasks = [SimpleNamespace(job="ps", index=index) for index in range(len(servers))]
@@ -46,7 +47,7 @@ class Served(tf.distribute.Strategy):
         member = Member(cluster=SimpleNamespace(tasks=tasks), control=control)
         self.member = member if before is None else before.member
         timeouts = Timeouts(heartbeat=DEADLINE)
-        super().__init__(ServerExtended(self, self.member, timeouts, arguments, observes=observes))
+        super().__init__(ServerExtended(self, self.member, timeouts, arguments, device, observes))
 
 
 @contextlib.contextmanager

@@ -85,6 +85,7 @@ __all__ = [
     "multi_device_iterator_ops",
     "new_variable",
     "not_tuned",
+    "own_task",
     "parts_of",
     "per_replica",
     "reads_files",
@@ -190,6 +191,12 @@ def enable_collectives(addresses: Sequence[str], rank: int) -> str:
     )
     eager.ensure_initialized()
     return f"{job}{rank}"
+
+
+def own_task() -> tuple[str, int]:
+    """Returns the job and the number of this process's task in the names of its devices."""
+    server = context.context()._collective_ops_server_def
+    return ("localhost", 0) if server is None else (server.job_name, server.task_index)
 
 
 def abort_collectives(why: str) -> None:

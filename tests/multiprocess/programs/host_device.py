@@ -1,9 +1,11 @@
 """Replicas on other devices than the host's, which stand in for GPUs: where host calls and shares of batches are."""
 
+import contextlib
 import hashlib
 
 import keras
 import numpy as np
+import tensorflow as tf
 from checking import run_checks
 
 import tests.devices  # noqa: F401  (divides the CPU)
@@ -16,31 +18,65 @@ weights = hashlib.sha256()
 """Hash of all trained weights."""
 
 
-def trained(strategy, policy=None):
-    """The operations of a training with sparse gradients, state of layers and metrics."""
+def network(scope, policy=None, wrapped=lambda optimizer: optimizer):
+    """A model with sparse gradients, state of layers and metrics."""
     keras.utils.set_random_seed(0)
-    with strategy.scope():
+    with scope:
         rows, numbers = keras.Input((2,), name="rows", dtype="int32"), keras.Input((3,), name="numbers")
         embedded = keras.layers.Flatten()(keras.layers.Embedding(5, 4)(rows))
         hidden = keras.layers.Concatenate()([embedded, keras.layers.BatchNormalization()(numbers)])
         model = keras.Model([rows, numbers], keras.layers.Dense(1, dtype=policy)(hidden))
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        optimizer = wrapped(keras.optimizers.SGD(0.1, momentum=0.9))
         model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if policy else optimizer, "mse")
-    operations = executed(lambda: model.fit(X, Y, batch_size=8, validation_data=(X, Y), verbose=0))
-    return model, operations
+    return model
+
+
+def assert_placed(operations, devices):
+    """Every host call is on the host, and the model is not."""
+    calls = [kind for kind in ("PyFunc", "TfdistSum") if places(operations, kind)]
+    assert calls, "no host call was found"
+    for kind in calls:
+        assert set(places(operations, kind)) == {"CPU:0"}, (kind, places(operations, kind))
+    assert set(places(operations, "MatMul")) == set(devices), places(operations, "MatMul")
+
+
+def assert_cut(operations, devices):
+    """Of a batch, which has three components, the shares alone leave the host."""
+    leaving = [operation for operation in operations if operation.device == "CPU:0" and operation.receivers]
+    whole = [operation for operation in leaving if operation.kind.startswith(("Iterator", "Optional"))]
+    assert not whole, whole
+    for device in devices:
+        shares = {
+            operation.name.rpartition("tfdist_share")[2]
+            for operation in leaving
+            if device in operation.receivers and operation.kind == "GatherV2"
+        }
+        assert len(shares) == 3, (device, shares)
+
+
+def assert_shares(strategy, devices):
+    """What a replica's device has of a batch of 8 is its share, in bytes."""
+    dataset = tf.data.Dataset.from_tensor_slices(X["numbers"]).batch(8).take(1)
+    (value,) = strategy.experimental_distribute_dataset(dataset)
+    share = -(-8 // strategy.num_replicas_in_sync) * X["numbers"][0].nbytes
+    parts = strategy.experimental_local_results(value)
+    for part, device in zip(parts, devices, strict=True):
+        assert part.device.endswith(device)
+        assert part.numpy().nbytes <= share, (part.shape, share)
+
+
+def note(model):
+    """Adds the weights to what must be equal on all ranks."""
+    weights.update(hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).digest())
 
 
 def check(strategy, policy=None, devices=("CPU:1",)):
-    """Every host call is on the host, the model is not, and batches are cut before they leave the host."""
-    model, operations = trained(strategy, policy)
-    assert set(places(operations, "PyFunc")) == {"CPU:0"}, places(operations, "PyFunc")
-    assert set(places(operations, "MatMul")) == set(devices), places(operations, "MatMul")
-    assert {
-        operation.device
-        for operation in operations
-        if "tfdist_share" in operation.name and operation.kind == "GatherV2"
-    } == {"CPU:0"}
-    weights.update(hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).digest())
+    model = network(strategy.scope(), policy)
+    operations = executed(lambda: model.fit(X, Y, batch_size=8, validation_data=(X, Y), verbose=0))
+    assert_placed(operations, devices)
+    assert_cut(operations, devices)
+    assert_shares(strategy, devices)
+    note(model)
     for variable in model.variables:
         first, *others = strategy.experimental_local_results(variable.value)
         for other in others:
@@ -67,12 +103,63 @@ def delayed():
     check(tfdist.AllReduceStrategy(devices=["CPU:1"], delay=1))
 
 
+def relocated():
+    check(tfdist.AllReduceStrategy(devices=["CPU:1"], cpu_relocation=True))
+
+
+def sharded():
+    for what in ("optimizer", "weights"):
+        check(tfdist.AllReduceStrategy(devices=["CPU:1"], shard=what))
+
+
 def local_sgd():
-    check(tfdist.LocalSGDStrategy(devices=["CPU:1"], sync_every=2))
+    check(tfdist.LocalSGDStrategy(devices=["CPU:1", "CPU:2"], sync_every=2), devices=["CPU:1", "CPU:2"])
 
 
 def gossip():
-    check(tfdist.GossipStrategy(devices=["CPU:1"]))
+    check(tfdist.GossipStrategy(devices=["CPU:1", "CPU:2"]), devices=["CPU:1", "CPU:2"])
+
+
+def loop():
+    """A step of one's own."""
+    strategy = tfdist.AllReduceStrategy(devices=["CPU:1"])
+    model = network(strategy.scope())
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((model(x, training=True) - tf.cast(y, tf.float32)) ** 2) / 8
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    run = tf.function(lambda x, y: strategy.run(step, (x, y)))
+
+    def train():
+        for batch in strategy.experimental_distribute_dataset(batches):
+            run(*batch)
+
+    assert_placed(executed(train), ["CPU:1"])
+    note(model)
+
+
+def optimizer():
+    """Without a strategy the graph is on the device that the program has chosen."""
+    tfdist.init()
+    with tf.device("CPU:1"):
+        model = network(contextlib.nullcontext(), wrapped=tfdist.DistributedOptimizer)
+        operations = executed(lambda: model.fit(X, Y, batch_size=9, verbose=0))
+    assert_placed(operations, ["CPU:1"])
+    note(model)
+
+
+def stages():
+    tfdist.init()
+    strategy = tfdist.PipelineStrategy(stages=tfdist.size(), micro_batches=2, devices=["CPU:1"])
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        hidden = [keras.layers.Dense(7, "tanh", name=f"d{place}") for place in range(3)]
+        model = keras.Sequential([keras.Input((3,)), *hidden, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    assert_placed(executed(lambda: model.fit(X["numbers"], Y, batch_size=8, verbose=0)), ["CPU:1"])
 
 
 run_checks(globals(), digest=lambda name: weights.hexdigest())

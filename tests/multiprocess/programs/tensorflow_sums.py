@@ -9,7 +9,9 @@ import tensorflow as tf
 from checking import run_checks
 from comparing import assert_alike, assert_close
 
+import tests.devices  # noqa: F401  (divides the CPU)
 import tfdist
+from tests.model_parallel.executed import executed, places
 
 ROWS, BATCH = 22, 8  # a last batch of 6 rows, which three processes share unevenly
 tfdist.init()
@@ -30,6 +32,19 @@ def dense():
             layers.Dense(2),
         ]
     )
+
+
+def wide():
+    """Gradients that fill several buckets, of which some have equal shapes."""
+    return keras.Sequential([layers.Input((7,)), *(layers.Dense(400, "tanh") for _ in range(4)), layers.Dense(2)])
+
+
+def placed():
+    """Layers on devices, of which one is named as TensorFlow names it here."""
+    with tfdist.device_scope("CPU:1"):
+        hidden = layers.Dense(8, "tanh")
+    with tfdist.device_scope(tf.constant(0).device):
+        return keras.Sequential([layers.Input((7,)), hidden, layers.Dense(2)])
 
 
 def words():
@@ -93,6 +108,33 @@ def optimizers():
     assert_as_plain(dense, X, lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2))
 
 
+def buckets():
+    assert_as_plain(wide, X)
+    model = compiled(wide, made=tfdist.AllReduceStrategy(algorithm="tensorflow", devices=["CPU:1"]))
+    operations = executed(lambda: fit(model, X, 1))
+    sums = places(operations, "CollectiveReduce")
+    assert sums.keys() == {"CPU:1"} and sums["CPU:1"] >= 4, sums
+    assert set(places(operations, "PyFunc")) <= {"CPU:0"}, places(operations, "PyFunc")
+
+
+def features():
+    """What is beside the sums: the names of all devices are others here than with other algorithms."""
+    assert_as_plain(placed, X)
+    assert_as_plain(wide, X, jit_compile=True)
+    options = {"devices": ["CPU:1", "CPU:2"]}, {"cpu_relocation": True}, {"devices": ["CPU:1"], "float32_sums": True}
+    for how in options:
+        assert_as_plain(dense, X, made=tfdist.AllReduceStrategy(algorithm="tensorflow", **how))
+
+
+def compressed():
+    """Gradients pass the engine, which compresses them."""
+    made = tfdist.AllReduceStrategy(algorithm="tensorflow", devices=["CPU:1"], compression=tfdist.compression.Int8())
+    model, other = compiled(wide, made=made), compiled(wide)
+    losses = fit(model, X)
+    np.testing.assert_allclose(losses, fit(other, X), rtol=0.02)
+    assert_alike(model)
+
+
 def loops():
     """Steps of one's own, in a graph and eagerly; each process has its share of the batch."""
     model, other = compiled(words), plain(words)
@@ -125,8 +167,10 @@ def strategies():
 
 
 def refused():
-    with pytest.raises(ValueError, match="delay=1 does not work with algorithm='tensorflow'"):
-        tfdist.AllReduceStrategy(algorithm="tensorflow", delay=1)
+    divided = {"delay": 1}, {"shard": "optimizer"}, {"shard": "weights"}, {"mesh": tfdist.Mesh(data=1, model=size)}
+    for how in divided:
+        with pytest.raises(ValueError, match=rf"{next(iter(how))}=.* does not work with algorithm='tensorflow'"):
+            tfdist.AllReduceStrategy(algorithm="tensorflow", **how)
     group = tfdist.Group(list(reversed(range(size))))
     with pytest.raises(RuntimeError, match=r"sums among Group\(.*\) in this process, and cannot among"):
         tfdist.AllReduceStrategy(algorithm="tensorflow", devices=["CPU:0"], group=group)

@@ -1,8 +1,13 @@
 """What servers cannot do is refused before training; `test_keras_servers.py` has training."""
 
 import keras
+import numpy as np
 import pytest
 
+from tests.model_parallel.executed import executed, places
+from tests.strategies.served import Served, served
+from tfdist.parameter_server.options.arguments import Arguments
+from tfdist.parameter_server.options.pushes import Gradients, Hogwild
 from tfdist.strategies.servers.server_extended import _check
 
 
@@ -41,3 +46,19 @@ def test_float8_is_refused():
 def test_supported_optimizer_options_are_accepted():
     check(keras.optimizers.Adam(clipnorm=1.0, weight_decay=0.1, use_ema=True), 2, True)
     check(keras.optimizers.Adam(global_clipnorm=1.0), 2, True)
+
+
+@pytest.mark.parametrize("pushes", [Gradients(), Gradients(prefetch=1), Hogwild()])
+def test_host_calls_are_on_the_host_and_the_model_is_not(pushes):
+    """`CPU:1` stands in for a GPU."""
+    with served(pushes=pushes) as (first,):
+        strategy = Served(first.servers, 0, Arguments(pushes=pushes), before=first, device="CPU:1")
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,), dtype="int32"), keras.layers.Embedding(5, 4)])
+            model.add(keras.layers.Flatten())
+            model.add(keras.layers.Dense(1))
+            model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        x = np.arange(36).reshape(18, 2) % 5
+        operations = executed(lambda: model.fit(x, x[:, :1], batch_size=6, validation_data=(x, x[:, :1]), verbose=0))
+    assert set(places(operations, "PyFunc")) == {"CPU:0"}, places(operations, "PyFunc")
+    assert set(places(operations, "MatMul")) == {"CPU:1"}, places(operations, "MatMul")

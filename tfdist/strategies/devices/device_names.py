@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdist.private import tensorflow as private
+
 
 def resolved(device: str) -> str:
     """Returns the full name of a device, such as ``"/device:GPU:1"``.
@@ -59,7 +61,8 @@ def _described(device: str) -> str | None:
         asked = tf.DeviceSpec.from_string(device if device.startswith("/") else f"/{device}")
     except (ValueError, AttributeError):
         return None
-    is_elsewhere = asked.job not in (None, "localhost") or asked.replica or asked.task
-    if is_elsewhere or asked.device_type is None or "*" in device:
+    given = asked.job or "localhost", asked.task or 0
+    is_here = given in (("localhost", 0), private.own_task()) and not asked.replica
+    if not is_here or asked.device_type is None or "*" in device:
         return None
     return f"/device:{asked.device_type.upper()}:{asked.device_index or 0}"
