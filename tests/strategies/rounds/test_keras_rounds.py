@@ -332,6 +332,78 @@ def test_log_named_like_a_metric_keeps_its_value(ranks):
         assert history == {"loss": [7.0], "other": [1.0]}
 
 
+@pytest.mark.parametrize("where", ["on_epoch_begin", "on_train_batch_end"])
+def test_evaluate_within_an_epoch_does_not_end_its_rounds(ranks, where):
+    def work(strategy):
+        with strategy.scope():
+            model = built(run_eagerly=True)
+
+        def evaluates(place, logs=None):
+            model.evaluate(batches(), verbose=0)
+
+        callback = keras.callbacks.LambdaCallback(**{where: evaluates})
+        model.fit(batches(), shuffle=False, verbose=0, callbacks=[callback])
+        return model.get_weights()[0]
+
+    first, second = on_ranks(ranks, work, interval=Every(10))
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("assigns", [True, False])
+def test_a_new_optimizer_begins_with_the_weights_that_there_are(ranks, assigns):
+    """The rule takes a part of the way from the values that it begins with."""
+
+    def work(strategy):
+        with strategy.scope():
+            first, second = built(), built()
+        first.fit(batches(), shuffle=False, verbose=0)
+        weights = START if assigns else first.get_weights()
+        with strategy.scope():
+            first.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+        if assigns:
+            first.set_weights(START)
+        second.set_weights(weights)
+        for model in (first, second):
+            model.fit(batches(), shuffle=False, verbose=0)
+        return first.get_weights()[0], second.get_weights()[0]
+
+    for renewed, new in on_ranks(ranks, work, rule=lambda: Elastic(0.9).for_fragment(2, delay=0)):
+        np.testing.assert_array_equal(renewed, new)
+
+
+class TwoOptimizers(keras.Sequential):
+    """Each of its two layers has an optimizer of its own."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients, half = tape.gradient(loss, self.trainable_variables), len(self.trainable_variables) // 2
+        self.optimizer.apply(gradients[:half], self.trainable_variables[:half])
+        self.second.apply(gradients[half:], self.trainable_variables[half:])
+        return {"loss": loss}
+
+
+def test_rounds_of_two_optimizers_end_together(ranks):
+    """The first process has ended while the second one takes steps, which exchange for both optimizers in turn."""
+
+    def work(strategy):
+        with strategy.scope():
+            model = TwoOptimizers([keras.layers.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.05), "mse")
+            model.second = keras.optimizers.SGD(0.05)
+            for optimizer, layer in zip((model.optimizer, model.second), model.layers, strict=True):
+                optimizer.build(layer.trainable_variables)
+        steps = 2 + 5 * strategy.rank
+        dataset = strategy.distribute_datasets_from_function(lambda context: batches().repeat().take(steps))
+        model.fit(dataset, epochs=2, verbose=0)
+        return model.get_weights()
+
+    first, second = on_ranks(ranks, work)
+    for weight, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(weight, other)
+
+
 def test_optimizers_that_share_a_variable_keep_all_steps(ranks):
     """One has exchanged it, the other one has then taken steps."""
 

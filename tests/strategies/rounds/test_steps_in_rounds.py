@@ -7,7 +7,7 @@ from tests.strategies.ranked import RankedLocal
 from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rounds import LocalSGD, Settings
 from tfdist.local_sgd.rules import Averaging
-from tfdist.strategies.rounds.steps_in_rounds import Centre, StepsInRounds, slots_of
+from tfdist.strategies.rounds.steps_in_rounds import Centre, StepsInRounds, assign, slots_of
 
 
 def test_slots_of_excludes_learning_rate_and_iterations():
@@ -92,7 +92,7 @@ def test_values_that_are_assigned_are_the_new_beginning(ranks):
         steps.assigned(weights)
         optimizer.iterations.assign(20)
         steps.begin()
-        weights.assign(np.full(2, 8.0 + group.rank))
+        assign([weights], [np.full(2, 8.0 + group.rank)])  # as a step does
         steps.take(1)
         assert weights.numpy()[0] == 8.0 + group.rank, "20 steps are more than those of the start"
         steps.settle()
@@ -100,6 +100,36 @@ def test_values_that_are_assigned_are_the_new_beginning(ranks):
         return weights.numpy()[0]
 
     assert ranks(2)(work) == [8.5, 8.5]
+
+
+def test_rounds_go_on_at_the_step_of_a_restored_optimizer(ranks):
+    """Steps whose gradients are accumulated count, too."""
+
+    def work(group):
+        with RankedLocal(group).scope():
+            weights = keras.Variable(np.zeros(2), name="weights")
+            optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+            optimizer.build([weights])
+        optimizer._iterations.assign(12)
+        steps = StepsInRounds(optimizer, 0, LocalSGD(group, Settings(Every(2), Averaging), None, ""), [])
+        return steps.progress.step
+
+    assert ranks(1)(work) == [12]
+
+
+def test_a_centre_can_be_renewed(ranks):
+    def work(group):
+        with RankedLocal(group).scope():
+            weights = keras.Variable(np.zeros(2), name="weights")
+            other = keras.Variable(np.zeros(2), name="other")
+        Centre([weights])
+        for variable in (weights, other):
+            variable.assign(np.ones(2))
+            Centre.renew(variable)
+        assert not hasattr(other, "_tfdist_centre")
+        return Centre([weights])[0].tolist()
+
+    assert ranks(1)(work) == [[1.0, 1.0]]
 
 
 def test_optimizers_of_one_variable_have_one_centre(ranks):

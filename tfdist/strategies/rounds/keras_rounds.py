@@ -89,10 +89,12 @@ class RoundModelHooks(keras_hooks.ModelHooks[TrainsInRounds]):
 
     ability = TrainsInRounds
 
-    def evaluate(self, call: TrainerCall) -> None:
-        """Makes weights equal: `fit` does so, but a custom training loop does not."""
-        if not call.is_within_fit:
-            settle(call.model, self.extended)
+    def evaluate(self, call: TrainerCall) -> contextlib.AbstractContextManager[None] | None:
+        """Makes weights equal: `fit` does so for its validation, but neither a callback does nor a custom loop."""
+        if call.is_within_fit:
+            return None
+        settle(call.model, self.extended)
+        return _outside_rounds(call.model)
 
     predict = evaluate
 
@@ -121,6 +123,16 @@ class RoundModelHooks(keras_hooks.ModelHooks[TrainsInRounds]):
         results = logs if step is None else step.merged(logs)
         means = _averaged({name: results[name] for name in custom}, self.extended)
         return {name: means[name] if name in custom else results[name] for name in logs}
+
+
+@contextlib.contextmanager
+def _outside_rounds(model: Any) -> Iterator[None]:
+    """Context of a call whose logs are not those of the epoch that it may be made in."""
+    before, model._tfdist_in_rounds = getattr(model, "_tfdist_in_rounds", False), False
+    try:
+        yield
+    finally:
+        model._tfdist_in_rounds = before
 
 
 def _averaged(logs: dict[str, Any], extended: TrainsInRounds) -> dict[str, Any]:

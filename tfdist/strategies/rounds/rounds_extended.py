@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import logging
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -23,8 +25,16 @@ from tfdist.strategies.keras import keras_variables
 from tfdist.strategies.keras.keras_optimizers import innermost
 from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.strategies.rounds import keras_rounds
-from tfdist.strategies.rounds.steps_in_rounds import StepsInRounds
+from tfdist.strategies.rounds.steps_in_rounds import Centre, StepsInRounds
 from tfdist.strategies.stopping import StopRequestsInRounds
+
+log = logging.getLogger("tfdist")
+
+_NOT_RESTORED = (
+    "tfdist: the state of the outer optimizer is not restored, because the optimizer %s is not built, so that its own "
+    "variables are not restored either. Build it before you load weights (optimizer.build(model.trainable_variables)), "
+    "or load the whole model."
+)
 
 
 class RoundsExtended(AllReduceExtended, TrainsInRounds):
@@ -125,8 +135,20 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         """Ends the rounds of a model's optimizers, and makes its weights equal."""
         attached = {id(innermost(optimizer)) for optimizer in keras_variables.optimizers(model)}
         chosen = [steps for steps in self._of(model) if steps.is_under_way or id(steps.optimizer) in attached]
-        for steps in [steps for steps in chosen if steps.settle()]:  # all first: optimizers may share variables
+        for steps in [steps for steps, changes in zip(chosen, self._settled(chosen), strict=True) if changes]:
             steps.take_centre()
+
+    def _settled(self, chosen: Sequence[StepsInRounds]) -> list[bool]:
+        """Settles the rounds of optimizers, and returns for each whether a process had taken a step.
+
+        All at once: a process that still takes steps waits for exchanges of each optimizer in turn. Where optimizers
+        share variables they are settled one after another, as each begins with what the one before has assigned.
+        """
+        variables = [id(variable) for steps in chosen for variable in steps.variables]
+        if self.group.size == 1 or len(chosen) < 2 or len(set(variables)) < len(variables):
+            return [steps.settle() for steps in chosen]
+        with concurrent.futures.ThreadPoolExecutor(len(chosen)) as threads:
+            return list(threads.map(StepsInRounds.settle, chosen))
 
     def outer_states(self, model: Any) -> list[States]:
         """Returns the states of outer optimizers to save; see `TrainsInRounds`."""
@@ -139,8 +161,10 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
     def restore_outer(self, model: Any, states: Sequence[States]) -> None:
         """Restores the states of outer optimizers, also of those that are yet to be made."""
         for optimizer, of_rules in zip(_saved_optimizers(model), states, strict=False):
-            if not optimizer.built:
-                continue  # its own variables are not restored either
+            if not optimizer.built:  # its own variables are not restored either
+                if any(of_rules) and self.group.rank == 0:
+                    log.warning(_NOT_RESTORED, optimizer.name)
+                continue
             if optimizer in self._steps:
                 rules.restore(self._steps[optimizer].course.rules, of_rules)
             else:
@@ -157,8 +181,8 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
     def assigned(self, variable: Any) -> None:
         """Notes that the user's program has assigned a value to a variable."""
-        for steps in list(self._steps.values()):
-            steps.assigned(variable)
+        if not any([steps.assigned(variable) for steps in list(self._steps.values())]):
+            Centre.renew(variable)  # for an optimizer that is yet to come, in place of one that is gone
 
     def _of(self, model: Any) -> list[StepsInRounds]:
         ids = {id(variable) for variable in model.variables}

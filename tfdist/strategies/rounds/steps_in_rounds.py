@@ -17,7 +17,7 @@ from tfdist.local_sgd.course import Course, Courses, Live, Progress, VariableGro
 from tfdist.local_sgd.rules import States
 from tfdist.private import tensorflow as private
 from tfdist.private.models import value_of
-from tfdist.private.optimizers import variables_of
+from tfdist.private.optimizers import apply_count, variables_of
 from tfdist.tensors import to_array
 
 
@@ -178,22 +178,27 @@ class StepsInRounds:
     def begin(self) -> None:
         """Begins a round where none is under way, at the number of steps that a backup has restored, if any."""
         with self._lock:
-            self._began = max(int(self._step), int(self.optimizer.iterations))
+            self._began = max(int(self._step), int(apply_count(self.optimizer)))
             self._step.assign(np.int64(self._began))
             turn = self._course.begin_anew(Progress(int(self._samples), self._began))
             self._left.assign(turn.left)
             self._what.assign(turn.what)
 
-    def assigned(self, variable: Any) -> None:
+    def assigned(self, variable: Any) -> bool:
         """Notes that the user's program has assigned a value to a variable, equal on all processes.
 
         Args:
             variable: a Keras variable; ignored if the optimizer does not update it.
+
+        Returns:
+            Whether the optimizer updates the variable.
         """
         for place, candidate in enumerate(self.variables):
             if candidate is variable:
                 with self._lock:
                     self._course.assigned(place, read([variable])[0].numpy(), self.progress)
+                return True
+        return False
 
     def recentre(self) -> None:
         """Makes the current values of all variables, equal on all processes, the centre."""
@@ -245,6 +250,12 @@ class Centre(MutableSequence[np.ndarray]):
         for variable, value in zip(variables, read(variables), strict=True):
             if not hasattr(variable, self._ATTRIBUTE):
                 setattr(variable, self._ATTRIBUTE, np.array(value.numpy()))
+
+    @classmethod
+    def renew(cls, variable: Any) -> None:
+        """Makes the current value of a variable the one in the centre, if there is any."""
+        if hasattr(variable, cls._ATTRIBUTE):
+            setattr(variable, cls._ATTRIBUTE, np.array(read([variable])[0].numpy()))
 
     def __len__(self) -> int:
         return len(self._variables)
