@@ -23,6 +23,13 @@ def test_a_workers_model_is_compared_with_the_chiefs():
     assert why.startswith("another model than the chief's: variable 1 is y, the chief's is x.")
 
 
+def test_options_of_optimizers_are_compared():
+    chief, other = (Attach(0, worker, 1, "a", options=(f"momentum=0.{worker}", "nesterov=True")) for worker in (0, 1))
+    ((message, why),), _ = noted(chief, other)
+    assert message.worker == 1
+    assert why.startswith("another optimizer than the chief's: momentum=0.1, the chief's momentum=0.0.")
+
+
 def test_chiefs_model_is_compared_with_all_workers():
     differences, _ = noted(begun(1, "b"), begun(2), begun(3, "c"), begun(0))
     assert [message.worker for message, _ in differences] == [1, 3]

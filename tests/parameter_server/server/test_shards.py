@@ -25,8 +25,10 @@ class Talk:
         self.shards.heard(peer.encode(), message, [], answer)
         return self.answers.get(peer)
 
-    def attach(self, worker, model="Adam-1", place=0, occurrence=0, incarnation=1, variables=("v [1] float32",)):
-        attached = Attach(1, worker, incarnation, model, occurrence, place, variables)
+    def attach(
+        self, worker, model="Adam-1", place=0, occurrence=0, incarnation=1, variables=("v [1] float32",), options=()
+    ):
+        attached = Attach(1, worker, incarnation, model, occurrence, place, variables, options=options)
         return self.say(f"{worker} {place}", attached)
 
     def leave(self, worker, place=0, is_over=True):
@@ -50,6 +52,14 @@ def test_another_model_than_the_chiefs_is_refused():
     )
     assert "the model SGD-1, but the chief trains Adam-1" in talk.attach(4, "SGD-1").why
     assert len(list(talk.shards)) == 1
+
+
+def test_another_optimizer_is_refused_with_the_next_message_after_the_chief_begins():
+    """The worker, which came first, has nothing under way then."""
+    talk = Talk()
+    assert isinstance(talk.attach(1, options=("momentum=0.5",)), Attached)
+    assert isinstance(talk.attach(0, options=("momentum=0.9",)), Attached)
+    assert "momentum=0.5, the chief's momentum=0.9" in talk.say("1 0", Pull(2, 1, 1)).why
 
 
 def test_another_model_is_refused_when_the_chief_begins_its_own():

@@ -33,6 +33,20 @@ def test_a_saved_model_has_the_servers_state(tmp_path):
     assert_close(again, alone)
 
 
+def test_a_checkpoint_has_the_servers_state(tmp_path):
+    """Of TensorFlow, which saves an optimizer as a part of any object."""
+    with served() as (strategy,):
+        model = model_in(strategy)
+        fit(model)
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(tmp_path / "checkpoint"))
+        expected = [np.array(variable) for variable in model.optimizer.variables]
+        model.save(tmp_path / "model.keras")
+        saved = keras.saving.load_model(tmp_path / "model.keras").optimizer
+    assert any(np.any(variable) for variable in expected[2:])
+    for variable, other in zip(expected, saved.variables, strict=True):
+        np.testing.assert_array_equal(variable, np.array(other))
+
+
 @pytest.mark.parametrize("saves", [sweep("ModelCheckpoint"), "save", sweep("evaluate")])
 def test_saving_keeps_learning_rate_set_by_callback(saves, tmp_path):
     """At the same epoch's end; the servers learn it with the next step."""

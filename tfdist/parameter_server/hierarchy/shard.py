@@ -208,6 +208,7 @@ class HostShard(Shard):
             shapes.dtypes,
             len(self.above.roots),
             [splits and variable.constraint is None for variable in message.held],
+            options=begun.options,
         )
         model.name, model.described = message.model, begun.variables  # as the workers send them
         before = [message.model] * begun.occurrence + [""] * (begun.place - begun.occurrence)

@@ -54,6 +54,7 @@ class Attach(Message, frozen=True):
         variables: text with path, shape and dtype of each of the model's variables.
         joins: whether the sender is the server of a host, which asks what it has pushed for its workers before.
         program: random number of the process, the same for all of its models; 0 if ``incarnation`` is that number.
+        options: text with name and value of each of the optimizer's options that must be the same on all workers.
     """
 
     id: int
@@ -65,6 +66,7 @@ class Attach(Message, frozen=True):
     variables: tuple[str, ...] = ()
     joins: bool = False
     program: int = 0
+    options: tuple[str, ...] = ()
 
 
 class CreateShard(Message, frozen=True):

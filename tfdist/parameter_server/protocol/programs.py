@@ -81,12 +81,17 @@ class Programs:
 def _difference(chief: Program, program: Program, place: int) -> str | None:
     """Explains how a model differs from the chief's at the same place; None if it does not, or if that is unknown."""
     expected, begun = chief.models.get(place), program.models[place]
-    if expected is None or expected.model == begun.model or not (chief.is_first and program.is_first):
+    if expected is None or not (chief.is_first and program.is_first):
         return None
     rest = (
         "Every task must build the same models with the same optimizers, and train them in the same order, with the "
         "same number of parameter servers."
     )
+    if expected.model == begun.model:
+        for of_chief, option in zip(_options(expected), _options(begun), strict=False):
+            if of_chief != option:
+                return f"another optimizer than the chief's: {_quoted(option)}, the chief's {_quoted(of_chief)}. {rest}"
+        return None
     for number, (of_chief, variable) in enumerate(
         zip_longest(expected.variables, begun.variables, fillvalue="none"), 1
     ):
@@ -96,6 +101,10 @@ def _difference(chief: Program, program: Program, place: int) -> str | None:
                 f"{_quoted(of_chief)}. {rest}"
             )
     return f"this task trains the model {_quoted(begun.model)}, but the chief trains {_quoted(expected.model)}. {rest}"
+
+
+def _options(begun: Begun) -> tuple[str, ...]:
+    return begun.options if isinstance(begun, Attach) else ()
 
 
 def _quoted(text: Sequence[str]) -> str:

@@ -80,6 +80,7 @@ class Shards:
         self.gone_on: dict[Key, set[int]] = {}
         self.over: set[Key] = set()
         self.absent: set[int] = set()
+        self._astray: dict[bytes, str] = {}  # why the next message of a connection is refused
         self.states = LayerStateStore(is_chief_there)
         self.tables = tables or Tables()
 
@@ -139,6 +140,9 @@ class Shards:
             answer(Refused(message.id, "this connection has not attached", is_unknown=True), ())
         else:
             worker, key = self.peers[peer]
+            if (why := self._astray.pop(peer, None)) is not None and not isinstance(message, LeaveModel):
+                answer(Refused(message.id, why), ())
+                return
             self._shards[key].heard(message, arrays, answer)
             if isinstance(message, LeaveModel):
                 del self.peers[peer]
@@ -229,7 +233,9 @@ class Shards:
         if message.worker != self._chief:
             return differences[0][1] if differences else None
         for begun, why in differences:
-            self._shards[begun.model, begun.occurrence].refuse(begun.worker, why)
+            key = begun.model, begun.occurrence
+            if not self._shards[key].refuse(begun.worker, why):
+                self._astray |= {peer: why for peer, known in self.peers.items() if known == (begun.worker, key)}
         return None
 
     def _drop_if_over(self, key: Key) -> None:

@@ -216,16 +216,21 @@ class Shard:
         self.ledger.awaited.discard(worker)
         self._update()
 
-    def refuse(self, worker: int, why: str) -> None:
+    def refuse(self, worker: int, why: str) -> bool:
         """Refuses the parked requests of a worker.
 
         Args:
             worker: task number of the worker.
             why: reason in words.
+
+        Returns:
+            Whether there was any.
         """
-        for parked in [parked for parked in self._parked if parked.message.worker == worker]:
+        refused = [parked for parked in self._parked if parked.message.worker == worker]
+        for parked in refused:
             parked.answer(Refused(parked.message.id, why), ())
             self._parked.remove(parked)
+        return bool(refused)
 
     def report(self, model: str, occurrence: int) -> ModelReport:
         """Returns a report of the shard's progress and traffic.

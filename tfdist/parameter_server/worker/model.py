@@ -31,6 +31,7 @@ class Model:
         servers: number of servers.
         splits: for each variable, whether it may be split by rows.
         optimizer: name of the optimizer's class.
+        options: see the attribute.
 
     Attributes:
         name: the optimizer and a digest of the variables; the same on every worker, and for any number of servers.
@@ -39,6 +40,7 @@ class Model:
         dealing: division of the variables over the servers.
         shapes: by server, the shapes and dtypes of its parts.
         described: text with path, shape and dtype of each variable.
+        options: text with name and value of each option of the optimizer that is the same on every worker.
         nbytes: bytes of all variables.
     """
 
@@ -50,6 +52,7 @@ class Model:
         servers: int,
         splits: Sequence[bool],
         optimizer: str = "",
+        options: Sequence[str] = (),
     ) -> None:
         self.paths = _unique(paths)
         self._shapes = list(shapes)
@@ -66,6 +69,7 @@ class Model:
         self.described = tuple(
             f"{path} {list(shape)} {dtype.name}" for path, shape, dtype in zip(self.paths, shapes, dtypes, strict=True)
         )
+        self.options = tuple(options)
         self.name = f"{optimizer}-{_digest([self.described, list(splits)])}"
 
     def _shape(self, part: VariablePart) -> tuple[int, ...]:

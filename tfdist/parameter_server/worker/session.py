@@ -339,6 +339,7 @@ class Session:
                 model.described,
                 self._joins,
                 self._program,
+                model.options,
             )
         )
         self._clocks[server] = answer.clock

@@ -103,6 +103,7 @@ def install() -> None:
     """Installs the seams."""
     optimizer.points.provide([ServerOptimizerHooks], _hooks_of)
     replace(base_optimizer.BaseOptimizer, "finalize_variable_values", _finalize_on_servers)
+    replace(tf.train.Checkpoint, "_write", _with_newest_state)
     keras_hooks.add(ServerModelHooks)
 
 
@@ -155,6 +156,31 @@ def _finalize_on_servers(original: Callable[..., Any]) -> Callable[..., Any]:
         return link.finalize()
 
     return finalize_variable_values
+
+
+def _with_newest_state(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has checkpoints written with the values and the optimizers' variables that the servers have."""
+
+    def write(self: Any, file_prefix: Any, options: Any = None) -> Any:
+        with contextlib.ExitStack() as stack:
+            for link in _links_within(self):
+                stack.enter_context(link.newest_state())
+            return original(self, file_prefix, options)
+
+    return write
+
+
+def _links_within(checkpoint: tf.train.Checkpoint) -> list[Any]:
+    """Returns the links of the models and optimizers that a checkpoint holds."""
+    links: dict[int, Any] = {}
+    for item in tf.train.TrackableView(checkpoint).descendants():
+        found: list[Any] = []
+        if isinstance(item, keras.Model) and (extended := current_strategy.of_model(item, UpdatesOnServers)):
+            found = extended.links(item)
+        elif isinstance(item, base_optimizer.BaseOptimizer) and (extended := _extended_of(item)):
+            found = [extended.link_of(item)]
+        links |= {id(link): link for link in found if link is not None}
+    return list(links.values())
 
 
 class ServerModelHooks(keras_hooks.ModelHooks[UpdatesOnServers]):

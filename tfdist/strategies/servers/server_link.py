@@ -81,6 +81,7 @@ class Link:
             len(connections),
             [splits and variable.constraint is None for variable in variables],
             self._name(),
+            _options(optimizer),
         )
         compression = arguments.compression
         self._packers = [] if compression is None else self._model.packers(compression, worker)
@@ -401,6 +402,12 @@ class Link:
         if self._clips and (self._optimizer.clipnorm or self._optimizer.global_clipnorm):
             given = optimizers.clipped(self._optimizer, given)
         return given
+
+
+def _options(optimizer: Any) -> list[str]:
+    """Describes the options of an optimizer that are the same on all workers; they may set a rate of their own."""
+    config = keras.saving.serialize_keras_object(optimizer)["config"]
+    return [f"{name}={value}" for name, value in sorted(config.items()) if name not in ("name", "learning_rate")]
 
 
 def array_of(variable: Any) -> np.ndarray:
