@@ -2,11 +2,12 @@
 
 import collections
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
+from tensorflow.python.framework import kernels
 
 ROWS = 16
 MARK = re.compile(r"tfdist_on_(CPU_\d)_end")
@@ -26,18 +27,33 @@ class Executed:
         kind: type of the operation.
         name: name of the operation, with its name scopes.
         receivers: the other devices that its results are sent to.
+        types: types of its attributes, by name.
     """
 
     device: str
     kind: str
     name: str
     receivers: frozenset[str] = frozenset()
+    types: dict[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def is_elsewhere(self):
         """Whether it is neither where the innermost scope of its name wants it, nor only passes values on."""
         asked = MARK.findall(self.name)
         return bool(asked) and asked[-1].replace("_", ":") != self.device and not self.kind.startswith(PASSING_ON)
+
+    @property
+    def has_gpu_kernel(self):
+        """Whether TensorFlow could run it on a GPU, without soft placement; only where it is built for GPUs."""
+        registered = kernels.get_registered_kernels_for_op(self.kind.removeprefix("_Mkl")).kernel
+        return any(
+            all(
+                constraint.name not in self.types or self.types[constraint.name] in constraint.allowed_values.list.type
+                for constraint in kernel.constraint
+            )
+            for kernel in registered
+            if kernel.device_type in ("GPU", "DEFAULT")
+        )
 
 
 def executed(function):
@@ -61,7 +77,8 @@ def _of(graph):
         if node.op in ("_Send", "_HostSend"):
             receivers[node.input[0].partition(":")[0]].add(_short(node.attr["recv_device"].s.decode()))
     for node in graph.node:
-        yield Executed(_short(node.device), node.op, node.name, frozenset(receivers[node.name]))
+        types = {name: value.type for name, value in node.attr.items() if value.type}
+        yield Executed(_short(node.device), node.op, node.name, frozenset(receivers[node.name]), types)
 
 
 def _short(device):

@@ -237,14 +237,19 @@ def assert_all_fail(command: Sequence[str], message: str, size: int = 2, **setti
 
 
 def assert_killed_rank_is_named(
-    command: Sequence[str], size: int = 3, rank: int = 1, error: str = "PeerLostError: .*", **settings: str
+    command: Sequence[str],
+    size: int = 3,
+    rank: int = 1,
+    error: str = "PeerLostError: .*",
+    ready: str = "READY",
+    **settings: str,
 ) -> None:
-    """Kills a rank that is ready; every other one has to fail with an error that names it.
+    """Kills a rank that has printed that it is ready; every other one has to fail with an error that names it.
 
     ``error`` is a pattern of what stands before the name.
     """
     with started(command, size, settings) as processes:
-        processes.await_output(rank, "READY")
+        processes.await_output(rank, ready)
         processes.signal(rank, signal.SIGKILL)
         processes.wait()
         for other in set(range(size)) - {rank}:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.multiprocess import harness
 from tests.multiprocess.conftest import checks
-from tests.sweeps import sweep
+from tests.sweeps import some, sweep
 
 pytestmark = pytest.mark.multiprocess
 
@@ -29,17 +29,27 @@ def test_by_mpiexec():
     assert ended.stdout.count("PASSED loops") == 2, ended.stdout
 
 
-def test_killed_rank_is_named(tmp_path):
-    harness.assert_killed_rank_is_named([PROGRAM, str(tmp_path)], size=2, TEST_CASES="endless")
+def some_times(count):
+    """Numbers of processes, ranks and epochs; one of them is always run."""
+    return some([(2 + place % 2, place // 2 % 2, 1 + place) for place in range(2, 2 + count)], every=count)
 
 
-def test_stopped_rank_is_named(tmp_path):
+@pytest.mark.parametrize(("size", "rank", "epoch"), some_times(20))
+def test_killed_rank_is_named(tmp_path, size, rank, epoch):
+    how = {"ready": f"READY {epoch}.", "TEST_CASES": "endless"}
+    harness.assert_killed_rank_is_named([PROGRAM, str(tmp_path)], size=size, rank=rank, **how)
+
+
+@pytest.mark.parametrize(("size", "rank", "epoch"), some_times(10))
+def test_stopped_rank_is_named(tmp_path, size, rank, epoch):
     settings = {"TEST_CASES": "endless", "TFDIST_HEARTBEAT_TIMEOUT": "10"}
-    with harness.started([PROGRAM, str(tmp_path)], 2, settings) as processes:
-        processes.await_output(1, "READY")
-        processes.signal(1, signal.SIGSTOP)
-        processes.await_output(0, "gave no sign of life")
-        assert re.search(r"PeerLostError: rank 1, worker 1 .* gave no sign of life", processes.output(0))
+    with harness.started([PROGRAM, str(tmp_path)], size, settings) as processes:
+        processes.await_output(rank, f"READY {epoch}.")
+        processes.signal(rank, signal.SIGSTOP)
+        for other in set(range(size)) - {rank}:
+            processes.await_output(other, "gave no sign of life")
+            named = rf"PeerLostError: rank {rank}, worker {rank} .* gave no sign of life"
+            assert re.search(named, processes.output(other)), processes.outputs()
 
 
 @pytest.mark.sweep

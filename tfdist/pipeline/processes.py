@@ -15,6 +15,7 @@ from tfdist.engine.sums import Sums
 from tfdist.pipeline.gradients import Gradient
 from tfdist.private.keras import tree
 from tfdist.strategies.stopping import Stopping
+from tfdist.tensors import HOST
 
 OTHER_DATA = "the processes of a pipeline have read different data"
 """Beginning of the message of an error for different data."""
@@ -59,7 +60,8 @@ class PipelineCollectives:
             f"{OTHER_DATA}: their batches differ in size or contents. Each process must read the same data in the "
             "same order: give dataset.shuffle and random augmentation a seed. Sizes and digests by worker:"
         )
-        checked = tf.debugging.Assert(same, [message, rows], summarize=-1)  # None, if it has run already
+        with tf.device(HOST):  # GPUs have no strings
+            checked = tf.debugging.Assert(same, [message, rows], summarize=-1)  # None, if it has run already
         with tf.control_dependencies([] if checked is None else [checked]):
             return tree.map_structure(lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf, data)
 

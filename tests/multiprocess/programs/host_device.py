@@ -38,6 +38,10 @@ def assert_placed(operations, devices):
     for kind in calls:
         assert set(places(operations, kind)) == {"CPU:0"}, (kind, places(operations, kind))
     assert set(places(operations, "MatMul")) == set(devices), places(operations, "MatMul")
+    if tf.test.is_built_with_cuda():  # which needs no GPU; other wheels have no such kernels
+        there = [operation for operation in operations if operation.device in devices]
+        without = [operation for operation in there if not operation.has_gpu_kernel and "Dataset" not in operation.kind]
+        assert not without, without
 
 
 def assert_cut(operations, devices):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.private.models import layers_of
 from tfdist.strategies.data.shares import Share, batch_size, rows_of_components
+from tfdist.tensors import HOST
 
 OTHER_ROWS = (
     "a batch cannot be divided among processes and devices, because its components have different numbers of rows, and "
@@ -42,7 +43,7 @@ def equal_rows(batch: Any, is_there: tf.Tensor) -> list[tf.Operation]:
     counts = tf.stack(list(rows.values()))
     text = f"{OTHER_ROWS} The rows of {', '.join(rows)} are:"
     same = tf.reduce_all(counts[1:] == counts[0]) | ~is_there
-    operation = tf.raw_ops.Assert(condition=same, data=[tf.constant(text), counts], summarize=len(rows))
+    operation = _asserted(same, text, counts, len(rows))
     return [] if operation is None else [operation]
 
 
@@ -63,9 +64,15 @@ def fixed_rows(share: Share, rows: int | None) -> Share:
     known = tf.get_static_value(batch_size(share.data))
     if known is not None and int(known) != rows:  # the layers would fail next, less readably
         raise _of_fixed_rows(text, int(known))
-    check = tf.raw_ops.Assert(condition=tf.equal(share.rows, rows), data=[tf.constant(text), share.rows], summarize=1)
+    check = _asserted(tf.equal(share.rows, rows), text, share.rows, 1)
     with tf.control_dependencies([] if check is None else [check]):
         return Share(tf.nest.map_structure(tf.identity, share.data, expand_composites=True), share.rows)
+
+
+def _asserted(condition: tf.Tensor, text: str, counts: tf.Tensor, shown: int) -> tf.Operation | None:
+    """Returns an operation that fails if a condition does not hold, on the host, as GPUs have no strings."""
+    with tf.device(HOST):
+        return tf.raw_ops.Assert(condition=condition, data=[tf.constant(text), counts], summarize=shown)
 
 
 def rows_of_state(model: Any) -> int | None:
