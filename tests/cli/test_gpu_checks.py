@@ -29,7 +29,7 @@ ALL_REACH = (
 def test_the_driver_lists_gpus(monkeypatch):
     driver(monkeypatch, "0, A card, 81559 MiB, 580.1\n1, Another, 40960 MiB, 580.1\n", peers=ALL_REACH)
     findings = list(gpu_checks.listed())
-    assert [finding.subject for finding in findings] == ["GPU 0", "GPU 1", "peer access"]
+    assert [finding.subject for finding in findings] == ["GPU 0", "GPU 1", "peer access", "GPU libraries"]
     assert findings[1].text == "Another, 40960 MiB, driver 580.1"
     assert findings[2].level is Severity.OK
 
@@ -44,8 +44,25 @@ def test_the_driver_lists_gpus(monkeypatch):
 )
 def test_gpus_that_do_not_reach_each_other_are_named(monkeypatch, peers, text):
     driver(monkeypatch, "0, A card, 8 MiB, 580.1\n1, Another, 8 MiB, 580.1\n", peers=peers)
-    *_, finding = gpu_checks.listed()
+    *_, finding, _ = gpu_checks.listed()
     assert (finding.level, finding.subject) == (Severity.NOTE, "peer access")
+    assert text in finding.text
+
+
+@pytest.mark.parametrize(
+    ("packages", "level", "text"),
+    [
+        (["tensorflow", "nvidia-nccl-cu12", "nvidia-cudnn-cu12"], Severity.OK, "nccl 1.2, cudnn 1.2"),
+        (["tensorflow"], Severity.NOTE, "none in this environment"),
+        (["tensorflow-cpu", "nvidia-nccl-cu12"], Severity.NOTE, "tensorflow-cpu does not use GPUs"),
+    ],
+)
+def test_libraries_for_gpus_are_listed(monkeypatch, packages, level, text):
+    driver(monkeypatch, "0, A card, 8 MiB, 580.1\n")
+    made = [types.SimpleNamespace(metadata={"Name": package}, version="1.2") for package in packages]
+    monkeypatch.setattr(gpu_checks.importlib.metadata, "distributions", lambda: made)
+    *_, finding = gpu_checks.listed()
+    assert (finding.level, finding.subject) == (level, "GPU libraries")
     assert text in finding.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -22,8 +23,12 @@ _TIMEOUT_SECONDS = 60.0
 """Seconds after which a sum over GPUs that does not end is an error."""
 
 
+_LIBRARIES = ("nccl", "cuda-runtime", "cudnn")
+"""Those of NVIDIA's packages that decide most about what works."""
+
+
 def listed() -> Iterator[Finding]:
-    """Lists the GPUs that the driver finds, and whether they reach each other; yields nothing without a driver."""
+    """Lists the GPUs that the driver finds, whether they reach each other, and libraries; nothing without a driver."""
     if not shutil.which("nvidia-smi"):
         return
     result = _nvidia_smi("--query-gpu=index,name,memory.total,driver_version", "--format=csv,noheader")
@@ -35,6 +40,29 @@ def listed() -> Iterator[Finding]:
         yield Finding(Severity.NOTE, "GPU", f"nvidia-smi finds no GPU: {(result.stdout + result.stderr).strip()}")
     if len(gpus) > 1:
         yield _peer_access(_nvidia_smi("topo", "-p2p", "r").stdout, len(gpus))
+    if gpus:
+        yield _libraries(dict(_installed()))
+
+
+def _installed() -> Iterator[tuple[str, str]]:
+    """Returns the names of this environment's packages, in small letters, and their versions."""
+    for package in importlib.metadata.distributions():
+        yield str(package.metadata["Name"]).lower(), package.version
+
+
+def _libraries(installed: dict[str, str]) -> Finding:
+    """Lists NCCL and other libraries that were installed with TensorFlow, or says what is used in their place."""
+    if "tensorflow-cpu" in installed:
+        advice = "`pip install 'tfdist[gpu]'` in a new environment"
+        return Finding(Severity.NOTE, "GPU libraries", "the package tensorflow-cpu does not use GPUs", advice)
+    found = [
+        f"{name} {version}"
+        for name in _LIBRARIES
+        for package, version in installed.items()
+        if package.startswith(f"nvidia-{name}")
+    ]
+    missing = "none in this environment: TensorFlow looks for the machine's own; `tfdist doctor --gpu` tries them"
+    return Finding(Severity.OK if found else Severity.NOTE, "GPU libraries", ", ".join(found) or missing)
 
 
 def _nvidia_smi(*arguments: str) -> subprocess.CompletedProcess[str]:
