@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -29,107 +29,8 @@ _FETCH_SECONDS = 30.0
 T = TypeVar("T")
 
 
-class Members(Protocol):
-    """Access to the processes that meet.
-
-    Attributes:
-        task: number of this process.
-        fit: number of calls of `fit` before the current one; None outside of `fit`.
-        epoch: epoch of this process.
-        is_in_epoch: whether this process has begun an epoch in this `fit`.
-        others: latest epoch of this `fit` that other processes are known to have reached.
-        grace: seconds for which a round waits for more processes than the quorum.
-        patience: maximum time, in seconds, to wait for a state that another process has.
-    """
-
-    task: int
-    fit: int | None
-    epoch: int
-    is_in_epoch: bool
-    others: int
-    grace: float
-    patience: float
-
-    @property
-    def links(self) -> Links:
-        """The links to the other processes; a process alone has none."""
-        ...
-
-    @property
-    def failure(self) -> TfdistError | None:
-        """The error because of which this process cannot continue; None if there is none."""
-        ...
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether other processes have reached a later epoch of this `fit`."""
-        return self.others > self.epoch
-
-    def offer(self, rounds: str, source: StateSource) -> None:
-        """Lets other processes fetch the state of rounds from now on; see `tfdist.quorum.links.Links.offer`."""
-        ...
-
-    def fetch(self, source: int, address: str, rounds: str) -> tuple[FetchedState, list[np.ndarray]] | None:
-        """Fetches the state of rounds from another process, as long as that is there; see `Links.fetch`."""
-        ...
-
-    def enlist(self, rounds: str, round: int, settings: str, needs_quorum: bool) -> Enlisted:
-        """Joins rounds; see `tfdist.cluster.quorum_messages.Enlist`. Without a quorum, one process is enough."""
-        ...
-
-    def ready(self, rounds: str, round: int, samples: int, ends: bool, checksum: int) -> Meeting:
-        """Waits for a round to begin; see `tfdist.cluster.quorum_messages.ReadyForRound`."""
-        ...
-
-    def replace(self, rounds: str) -> int:
-        """Makes this process's state that of all processes; see `tfdist.cluster.quorum_messages.ReplaceState`."""
-        ...
-
-    def have(self, rounds: str, attempt: int) -> MeetingOutcome:
-        """Waits for a meeting to end; see `tfdist.cluster.quorum_messages.ContributionsReceived`."""
-        ...
-
-    def lacks(self, rounds: str, attempt: int, tasks: list[int]) -> None:
-        """Reports partners that have sent nothing; see `tfdist.cluster.quorum_messages.ContributionsMissing`."""
-        ...
-
-    def is_aborted(self, rounds: str, attempt: int) -> bool:
-        """Returns whether a meeting is aborted; raises the error that has ended the job."""
-        ...
-
-    def epoch_of(self, fit: int) -> int:
-        """Returns the epoch at which a call of `fit` begins; see `tfdist.cluster.quorum_messages.AskFirstEpoch`."""
-        ...
-
-    def reach(self, fit: int, epoch: int) -> None:
-        """Reports that this process has reached an epoch; see `tfdist.cluster.quorum_messages.EpochReached`."""
-        ...
-
-    def linger(self, fit: int, rounds: tuple[str, ...]) -> None:
-        """Waits until others have this process's state; see `tfdist.cluster.quorum_messages.FitEnded`."""
-        ...
-
-
-def end_together(members: Members, rounds: Sequence[str], refresh: Callable[[], bool]) -> None:
-    """Ends a call of `fit` once all processes that are in it have the newest states.
-
-    Args:
-        members: access to the processes that meet.
-        rounds: names of the model's rounds.
-        refresh: looks once for newer states, reports the rounds of this process's own, takes over what it finds, and
-            returns whether it has found any.
-    """
-    assert members.fit is not None
-    is_newer = True  # there may be a last round that was made without this process
-    while is_newer:
-        while refresh():
-            pass  # the next look reports that this process has that state
-        members.linger(members.fit, tuple(rounds))
-        is_newer = refresh()
-
-
-class ClusterMembers(Members):
-    """`Members` of a job.
+class ClusterMembers:
+    """Access to the processes of a job that meet.
 
     Args:
         control: connection of this task to the rendezvous server.
@@ -137,12 +38,21 @@ class ClusterMembers(Members):
         quorum: number of tasks that a round needs.
         grace: seconds for which a round waits for more tasks than the quorum.
         timeouts: timeouts of the job; ``start`` is how long to wait for a quorum.
+
+    Attributes:
+        task: number of this process.
+        fit: number of calls of `fit` before the current one; None outside of `fit`.
+        epoch: epoch of this process.
+        is_in_epoch: whether this process has begun an epoch in this `fit`.
+        others: latest epoch of this `fit` that other processes are known to have reached.
+        grace: as given.
+        patience: maximum time, in seconds, to wait for a state that another process has.
     """
 
     def __init__(self, control: Control, links: Links, quorum: int, grace: float, timeouts: Timeouts) -> None:
         self.task = control.task
         self._links = links
-        self.fit = None
+        self.fit: int | None = None
         self.epoch = self.others = 0
         self.is_in_epoch = False
         self.grace, self.patience = grace, timeouts.start
@@ -158,15 +68,20 @@ class ClusterMembers(Members):
 
     @property
     def failure(self) -> TfdistError | None:
-        """The error that has ended the job, or that of this process's last request."""
+        """The error that has ended the job, or that of this process's last request; None if there is none."""
         return self._control.failure or self._error
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether other processes have reached a later epoch of this `fit`."""
+        return self.others > self.epoch
+
     def offer(self, rounds: str, source: StateSource) -> None:
-        """Offers a state to the other tasks; see `Members`."""
+        """Lets other processes fetch the state of rounds from now on; see `tfdist.quorum.links.Links.offer`."""
         self.links.offer(rounds, source)
 
     def fetch(self, source: int, address: str, rounds: str) -> tuple[FetchedState, list[np.ndarray]] | None:
-        """Fetches a state from another task; see `Members`."""
+        """Fetches the state of rounds from another process, as long as that is there; see `Links.fetch`."""
 
         def goes_on() -> bool:
             if self._control.failure is not None:
@@ -184,7 +99,7 @@ class ClusterMembers(Members):
             self.links.arrived.notify_all()
 
     def enlist(self, rounds: str, round: int, settings: str, needs_quorum: bool) -> Enlisted:
-        """Joins rounds at the server; see `Members`."""
+        """Joins rounds; see `tfdist.cluster.quorum_messages.Enlist`. Without a quorum, one process is enough."""
         quorum = self._quorum if needs_quorum else 1
         what = f"a task that has a state of {rounds}"
         return self._ask(
@@ -194,7 +109,7 @@ class ClusterMembers(Members):
         )
 
     def ready(self, rounds: str, round: int, samples: int, ends: bool, checksum: int) -> Meeting:
-        """Waits for a round to begin; see `Members`."""
+        """Waits for a round to begin; see `tfdist.cluster.quorum_messages.ReadyForRound`."""
         what = f"a quorum of {self._quorum} task(s) for round {round} of {rounds}"
         meeting = self._ask(
             lambda request: messages.ReadyForRound(request, rounds, round, samples, ends, self.fit, checksum),
@@ -206,37 +121,37 @@ class ClusterMembers(Members):
         return meeting
 
     def replace(self, rounds: str) -> int:
-        """Makes this task's state that of all tasks; see `Members`."""
+        """Makes this process's state that of all processes; see `tfdist.cluster.quorum_messages.ReplaceState`."""
         return int(self._control.request(lambda request: messages.ReplaceState(request, rounds)))
 
     def have(self, rounds: str, attempt: int) -> MeetingOutcome:
-        """Waits for the outcome of a meeting; see `Members`."""
+        """Waits for a meeting to end; see `tfdist.cluster.quorum_messages.ContributionsReceived`."""
         what = f"the other tasks to receive all of {rounds}"
         return self._ask(lambda request: messages.ContributionsReceived(request, rounds, attempt), MeetingOutcome, what)
 
     def lacks(self, rounds: str, attempt: int, tasks: list[int]) -> None:
-        """Reports silent partners, with a warning; see `Members`."""
+        """Reports partners that have sent nothing; see `tfdist.cluster.quorum_messages.ContributionsMissing`."""
         log.warning(
             "tfdist: nothing comes from task(s) %s in a round of %s; the round goes on without them.", tasks, rounds
         )
         self._control.send(messages.ContributionsMissing(rounds, attempt, tuple(tasks)))
 
     def is_aborted(self, rounds: str, attempt: int) -> bool:
-        """Returns whether a meeting is aborted; see `Members`."""
+        """Returns whether a meeting is aborted; raises the error that has ended the job."""
         if self._control.failure is not None:
             raise self._control.failure
         return self._aborted.get(rounds, 0) >= attempt
 
     def epoch_of(self, fit: int) -> int:
-        """Asks for the epoch at which a `fit` begins; see `Members`."""
+        """Returns the epoch at which a call of `fit` begins; see `tfdist.cluster.quorum_messages.AskFirstEpoch`."""
         return int(self._control.request(lambda request: messages.AskFirstEpoch(request, fit)))
 
     def reach(self, fit: int, epoch: int) -> None:
-        """Reports that this task has reached an epoch; see `Members`."""
+        """Reports that this process has reached an epoch; see `tfdist.cluster.quorum_messages.EpochReached`."""
         self._control.send(messages.EpochReached(fit, epoch))
 
     def linger(self, fit: int, rounds: tuple[str, ...]) -> None:
-        """Waits until others have this task's state; see `Members`."""
+        """Waits until others have this process's state; see `tfdist.cluster.quorum_messages.FitEnded`."""
         with contextlib.suppress(RequestTimeoutError):  # if the grace period is longer than all other waits
             self._control.request(lambda request: messages.FitEnded(request, fit, rounds))
 
@@ -263,13 +178,13 @@ class ClusterMembers(Members):
         raise self._error
 
 
-class SingleProcessMembers(Members):
-    """`Members` of a process that trains alone."""
+class SingleProcessMembers:
+    """The same for a process that trains alone."""
 
     task = 0
-    fit = None
+    fit: int | None = None
     epoch = others = 0
-    is_in_epoch = False
+    is_in_epoch = is_behind = False
     grace = patience = 0.0
 
     @property
@@ -321,3 +236,25 @@ class SingleProcessMembers(Members):
 
     def linger(self, fit: int, rounds: tuple[str, ...]) -> None:
         """Does nothing, because no other process needs the state."""
+
+
+Members = ClusterMembers | SingleProcessMembers
+"""Access of a process to those that meet: of a task of a job, or of a process alone."""
+
+
+def end_together(members: Members, rounds: Sequence[str], refresh: Callable[[], bool]) -> None:
+    """Ends a call of `fit` once all processes that are in it have the newest states.
+
+    Args:
+        members: access to the processes that meet.
+        rounds: names of the model's rounds.
+        refresh: looks once for newer states, reports the rounds of this process's own, takes over what it finds, and
+            returns whether it has found any.
+    """
+    assert members.fit is not None
+    is_newer = True  # there may be a last round that was made without this process
+    while is_newer:
+        while refresh():
+            pass  # the next look reports that this process has that state
+        members.linger(members.fit, tuple(rounds))
+        is_newer = refresh()
