@@ -7,23 +7,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tfdist.parameter_server.protocol.wire import Message
+from tfdist.parameter_server.protocol.wire import Message, WorkerMessage
 
 Rule = Literal["sum", "mean", "max", "min", "first"]
 """How the values of a metric's variable are merged; "first" takes the value of the worker with the lowest number."""
 
 
-class DealerMessage(Message, frozen=True):
-    """Base of a worker's messages about the epochs of a call of `fit`.
-
-    Attributes:
-        worker: number of the worker's task.
-        incarnation: random number of this call of `fit`.
-    """
-
-    id: int
-    worker: int
-    incarnation: int
+class DealerMessage(WorkerMessage, frozen=True):
+    """Base of a worker's messages about the epochs of a call of `fit`, of which each is a session."""
 
 
 class BeginEpoch(DealerMessage, frozen=True):

@@ -37,17 +37,15 @@ from tfdist.parameter_server.protocol.tables import (
     TableAttached,
     UpdateRows,
 )
-from tfdist.parameter_server.protocol.wire import Codec, Message
+from tfdist.parameter_server.protocol.wire import Codec, Message, WorkerMessage
 
 # From a worker.
 
 
-class Attach(Message, frozen=True):
+class Attach(WorkerMessage, frozen=True):
     """Says that a worker takes part in training a model; `Attached` answers.
 
     Attributes:
-        worker: number of the worker's task.
-        incarnation: random number of this session, so that a worker that comes again is not taken for the first.
         model: name of the model (`worker.model.Model.name`). Later messages over this connection are about it.
         occurrence: number of models of this name that this worker has begun before.
         place: number of models that this worker has begun before.
@@ -57,9 +55,6 @@ class Attach(Message, frozen=True):
         options: text with name and value of each of the optimizer's options that must be the same on all workers.
     """
 
-    id: int
-    worker: int
-    incarnation: int
     model: str
     occurrence: int = 0
     place: int = 0
@@ -69,15 +64,13 @@ class Attach(Message, frozen=True):
     options: tuple[str, ...] = ()
 
 
-class CreateShard(Message, frozen=True):
+class CreateShard(WorkerMessage, frozen=True):
     """Describes the server's part of the model, to a server that does not have it. Only the first description counts.
 
     If the server finds a snapshot, it continues from there. Otherwise it needs a `TrainingState`, whose arrays follow
     in the chief's message.
 
     Attributes:
-        worker: number of the worker's task.
-        incarnation: random number of the session, as in `Attach`.
         model: name of the model.
         held: rows of variables that the server holds.
         optimizer: the optimizer, as `keras.saving.serialize_keras_object` describes it.
@@ -88,9 +81,6 @@ class CreateShard(Message, frozen=True):
         dtypes: names of the dtypes of the rows in ``held``.
     """
 
-    id: int
-    worker: int
-    incarnation: int
     model: str
     held: tuple[HeldRows, ...]
     optimizer: dict[str, Any]
@@ -134,12 +124,10 @@ class WorkerValues(msgspec.Struct, frozen=True):
     generation: int = 0
 
 
-class Push(Message, frozen=True):
+class Push(WorkerMessage, frozen=True):
     """Gradients of one step, followed by their arrays (`Gradients.arrays`); `Values` answers when the worker may read.
 
     Attributes:
-        worker: number of the worker's task.
-        incarnation: random number of the session, as in `Attach`.
         sequence: number of this push; a push that arrives twice counts once.
         clock: number of steps that the worker has finished.
         read: version of the parameters that the gradients were computed at.
@@ -152,9 +140,6 @@ class Push(Message, frozen=True):
         parts: from the server of a host, the worker, incarnation and sequence of each push that is part of this one.
     """
 
-    id: int
-    worker: int
-    incarnation: int
     sequence: int
     clock: int
     read: int
@@ -171,17 +156,8 @@ class Push(Message, frozen=True):
         return self.dealt if isinstance(self.dealt, int) else None
 
 
-class OpenMemory(Message, frozen=True):
-    """Asks for the memory that the values are in, with `Hogwild`; `OpenedMemory` answers.
-
-    Attributes:
-        worker: number of the worker's task.
-        incarnation: random number of the session, as in `Attach`.
-    """
-
-    id: int
-    worker: int
-    incarnation: int
+class OpenMemory(WorkerMessage, frozen=True):
+    """Asks for the memory that the values are in, with `Hogwild`; `OpenedMemory` answers."""
 
 
 PullKind = Literal["values", "averages", "final", "state"]
@@ -206,41 +182,31 @@ class ReadModel(Message, frozen=True):
     what: PullKind = "values"
 
 
-class Pull(Message, frozen=True):
+class Pull(WorkerMessage, frozen=True):
     """Asks for the current parameters; `Values` answers.
 
     Attributes:
         what: what the answer contains.
     """
 
-    id: int
-    worker: int
-    incarnation: int
     what: PullKind = "values"
 
 
-class AssignValues(Message, frozen=True):
+class AssignValues(WorkerMessage, frozen=True):
     """Assigns to the variables what the chief's program has assigned: their vectors follow. Slots do not change."""
 
-    id: int
-    worker: int
-    incarnation: int
 
-
-class Suspend(Message, frozen=True):
+class Suspend(WorkerMessage, frozen=True):
     """Says that nobody needs to wait for this worker until its next push.
 
     Attributes:
         is_end: whether a call of `fit` has ended. Only then do workers that take every step together stop waiting.
     """
 
-    id: int
-    worker: int
-    incarnation: int
     is_end: bool = False
 
 
-class LeaveModel(Message, frozen=True):
+class LeaveModel(WorkerMessage, frozen=True):
     """Says that the worker no longer takes part in training the model.
 
     Attributes:
@@ -248,17 +214,13 @@ class LeaveModel(Message, frozen=True):
             and all workers have left, the server drops the model.
     """
 
-    id: int
-    worker: int
-    incarnation: int
     is_over: bool = False
 
 
-class CompareState(Message, frozen=True):
+class CompareState(WorkerMessage, frozen=True):
     """Compares a model's weights that no server updates with the chief's; the chief gives its own.
 
     Attributes:
-        worker: number of the worker's task.
         incarnation: random number of the worker's process.
         model: digest of the variables' descriptions.
         occurrence: number of sets of weights with this digest that this worker has compared before.
@@ -268,9 +230,6 @@ class CompareState(Message, frozen=True):
         given: places of the arrays that follow, which the server has asked the chief for.
     """
 
-    id: int
-    worker: int
-    incarnation: int
     model: str
     occurrence: int
     place: int

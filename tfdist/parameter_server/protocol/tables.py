@@ -10,21 +10,16 @@ from typing import Any
 
 from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.row_policy import RowPolicy
-from tfdist.parameter_server.protocol.wire import Message
+from tfdist.parameter_server.protocol.wire import Message, WorkerMessage
 
 
-class TableMessage(Message, frozen=True):
-    """Base of a worker's messages about a table.
+class TableMessage(WorkerMessage, frozen=True):
+    """Base of a worker's messages about a table, of which each client is a session.
 
     Attributes:
-        worker: number of the worker's task.
-        incarnation: random number of the worker's client of this table.
         table: name of the table.
     """
 
-    id: int
-    worker: int
-    incarnation: int
     table: str
 
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 MAGIC = b"tfps"
-VERSION = 4
+VERSION = 5
 """Version of the messages, raised whenever they change, so that different versions stop with a clear error."""
 
 MAX_HEADER = 1 << 20
@@ -53,6 +53,19 @@ class Array(msgspec.Struct, frozen=True, array_like=True):
 
 class Message(msgspec.Struct, frozen=True, tag=str.lower):
     """Base of all messages."""
+
+
+class WorkerMessage(Message, frozen=True):
+    """Base of the messages of a worker.
+
+    Attributes:
+        worker: number of the worker's task.
+        incarnation: random number of this session, so that a worker that comes again is not taken for the first.
+    """
+
+    id: int
+    worker: int
+    incarnation: int
 
 
 class Codec:

@@ -41,7 +41,7 @@ from tfdist.parameter_server.protocol.state import (
     rows_of_sequences,
     sequences_of_rows,
 )
-from tfdist.parameter_server.protocol.wire import Message
+from tfdist.parameter_server.protocol.wire import Message, WorkerMessage
 from tfdist.parameter_server.shard.assignments import Assignments
 from tfdist.parameter_server.shard.feature import ShardFeature
 from tfdist.parameter_server.shard.hogwild_store import MemoryStore
@@ -273,7 +273,7 @@ class Shard:
             self.take_snapshot()
             self.snapshots.wait()
 
-    def _knows(self, sender: CreateShard | Push | Pull | AssignValues | OpenMemory | Suspend | LeaveModel) -> bool:
+    def _knows(self, sender: WorkerMessage) -> bool:
         return self.incarnations.get(sender.worker) == sender.incarnation
 
     def _attach(self, message: Attach, answer: Answer) -> None:

@@ -181,7 +181,8 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
     def assigned(self, variable: Any) -> None:
         """Notes that the user's program has assigned a value to a variable."""
-        if not any([steps.assigned(variable) for steps in list(self._steps.values())]):
+        owners = [steps for steps in list(self._steps.values()) if steps.assigned(variable)]
+        if not owners:
             Centre.renew(variable)  # for an optimizer that is yet to come, in place of one that is gone
 
     def _of(self, model: Any) -> list[StepsInRounds]:
