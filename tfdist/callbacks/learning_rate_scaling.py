@@ -69,7 +69,8 @@ class LearningRateScaling(keras.callbacks.Callback):
         """Checks that the learning rate can be set."""
         if self._factor is None:
             has_others(self)
-        if isinstance(scheduled(self.model.optimizer), keras.optimizers.schedules.LearningRateSchedule):
+        rate = optimizers.learning_rate(innermost(self.model.optimizer))
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             raise ValueError(
                 "LearningRateScaling sets the learning rate, but the optimizer has its own schedule: give the "
                 "optimizer a number as learning rate, or leave out the callback and scale the schedule"
@@ -100,8 +101,3 @@ class LearningRateScaling(keras.callbacks.Callback):
         if not steps:
             raise ValueError("LearningRateScaling needs steps_per_epoch: fit does not know how many steps there are")
         return (self._epoch + batch / steps) / self._warmup
-
-
-def scheduled(optimizer: Any) -> Any:
-    """Returns what an optimizer takes its learning rate from: a variable, a schedule or a callable."""
-    return optimizers.learning_rate(innermost(optimizer))

@@ -6,6 +6,8 @@ two never drift apart.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from tfdist.compression.feedback import ErrorFeedback, WithoutFeedback
@@ -48,6 +50,20 @@ def suited_choice(choice: Choice, who: str) -> Method:
     except TypeError as error:
         raise ValueError(f"{who} cannot compress with {choice}: {error}") from None
     raise ValueError(f"{who} cannot compress with {choice}, which is only for gradients that all processes sum")
+
+
+def suited(schedules: Iterable[Schedule | None], who: str) -> dict[Choice, Method]:
+    """Returns the method for each choice of schedules, in the form that differences need.
+
+    Args:
+        schedules: schedule of each variable; None for a variable that is not compressed.
+        who: name of the object that compresses differences, for messages.
+
+    Raises:
+        ValueError: a choice cannot compress differences.
+    """
+    choices = [choice for schedule in schedules if schedule is not None for choice in schedule.choices]
+    return {choice: suited_choice(choice, who) for choice in choices if choice is not None}
 
 
 def check(compression: Choice | Schedule | Policy, who: str) -> None:

@@ -107,13 +107,7 @@ class Differences(Encoding):
 
     def __init__(self, schedules: Sequence[Schedule | None], rate: float | None, rank: int) -> None:
         self._schedules, self._given, self._rank = schedules, rate, rank
-        self._suited = {
-            choice: differences.suited_choice(choice, "gossip")
-            for schedule in schedules
-            if schedule is not None
-            for choice in schedule.choices
-            if choice is not None
-        }
+        self._suited = differences.suited(schedules, "gossip")
         self._round = -1  # round of the last message sent; messages received are of the same round
         self._like: list[np.ndarray] = []
         self._states: list[State] = []

@@ -12,15 +12,6 @@ from tfdist.private.keras import backend, tree
 from tfdist.strategies.data.shares import batch_size
 
 
-def logits_of(tensor: Any) -> Any:
-    """Returns the logits that Keras uses for a crossentropy instead of their softmax or sigmoid; None without logits.
-
-    Args:
-        tensor: an output of a model.
-    """
-    return models.logits_of(tensor)
-
-
 class MicroBatches:
     """A batch divided into micro-batches that are as equal as possible.
 
@@ -90,7 +81,7 @@ class MicroBatches:
             masks = [backend.get_keras_mask(tensor) for tensor in tensors]
             if all(mask is not None for mask in masks):
                 backend.set_keras_mask(whole, self._concatenated(masks))
-            logits = [logits_of(tensor) for tensor in tensors]
+            logits = [models.logits_of(tensor) for tensor in tensors]
             if all(part_logits is not None for part_logits in logits):
                 models.set_logits(whole, self._concatenated(logits))
             return whole

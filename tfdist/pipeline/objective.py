@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.pipeline.micro_batches import MicroBatches, logits_of
+from tfdist.pipeline.micro_batches import MicroBatches
+from tfdist.private.models import logits_of
 from tfdist.strategies.divided import weight_parts
 from tfdist.strategies.keras.keras_losses import scale_summed_loss
 

@@ -15,12 +15,12 @@ import tensorflow as tf
 from tfdist.engine.sums import Sums
 from tfdist.pipeline.mesh import STAGE, PipelineMesh
 from tfdist.private.models import initializer_of
-from tfdist.private.optimizers import clips_itself
+from tfdist.private.optimizers import clips_itself, updates_elements_apart
 from tfdist.sharding import EVERYONE, Ownership
 from tfdist.strategies.all_reduce import owned_gradients
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
 from tfdist.strategies.divided import described_variables, divided_updates, split_axis, weight_parts
-from tfdist.strategies.divided.dealing import contained, cuts
+from tfdist.strategies.divided.dealing import contained
 from tfdist.strategies.divided.optimizer_slots import optimizer_variables
 from tfdist.strategies.divided.split_axis import MeshAxes, SplitAxis
 from tfdist.strategies.keras import keras_optimizers
@@ -123,7 +123,7 @@ class SplitWeights:
         """
         split = [variable for variable in variables if self._axis_of(variable) is not None]
         for updating in contained([optimizer]) if split else ():
-            if len(contained([updating])) == 1 and not cuts(updating):
+            if len(contained([updating])) == 1 and not updates_elements_apart(updating):
                 raise ValueError(
                     f"each process keeps a part of the weight {split[0].path}, and the optimizer {updating.name} may "
                     "look at whole weights. Use one of Keras's optimizers that update each element apart, such as Adam"

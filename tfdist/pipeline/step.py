@@ -17,7 +17,7 @@ from tfdist.model_parallel.model_calls import ModelCall, clear_losses, trainable
 from tfdist.model_parallel.placed_gradients import placed
 from tfdist.pipeline.actions import Action, ActionKind, Step, Transfer, WorkerExchange
 from tfdist.pipeline.gradients import GradientSums
-from tfdist.pipeline.micro_batches import MicroBatches, logits_of
+from tfdist.pipeline.micro_batches import MicroBatches
 from tfdist.pipeline.objective import Objective
 from tfdist.pipeline.recording import Recording
 from tfdist.pipeline.stage_state import StageState
@@ -25,6 +25,7 @@ from tfdist.pipeline.stages import Stages
 from tfdist.pipeline.table import Table
 from tfdist.pipeline.transport import Transport
 from tfdist.private.keras import backend
+from tfdist.private.models import logits_of
 from tfdist.strategies.divided import weight_parts
 
 

@@ -56,13 +56,7 @@ class ContributionEncoder:
             None if chosen is None else policy.chosen(chosen, path, shape)
             for path, shape in zip(paths, shapes, strict=True)
         ]
-        self._suited = {
-            choice: differences.suited_choice(choice, STRATEGY)
-            for schedule in self._schedules
-            if schedule is not None
-            for choice in schedule.choices
-            if choice is not None
-        }
+        self._suited = differences.suited(self._schedules, STRATEGY)
         self._states = [State(f"{place}", seed=task, shape=shape) for place, shape in enumerate(shapes)]
         self._before: list[dict[str, np.ndarray]] = []
 

@@ -113,7 +113,8 @@ def buckets():
     model = compiled(wide, made=tfdist.AllReduceStrategy(algorithm="tensorflow", devices=["CPU:1"]))
     operations = executed(lambda: fit(model, X, 1))
     sums = places(operations, "CollectiveReduce")
-    assert sums.keys() == {"CPU:1"} and sums["CPU:1"] >= 4, sums
+    assert sums.keys() == {"CPU:1"}, sums
+    assert sums["CPU:1"] >= 4, "the large gradients are buckets of their own"
     assert set(places(operations, "PyFunc")) <= {"CPU:0"}, places(operations, "PyFunc")
 
 

@@ -14,11 +14,11 @@ import tensorflow as tf
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.owned import Owned
 from tfdist.notices import notice
-from tfdist.private.optimizers import clips_itself, variables_of
+from tfdist.private.optimizers import clips_itself, updates_elements_apart, variables_of
 from tfdist.sharding import Ownership
 from tfdist.strategies.all_reduce import keras_sharded
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
-from tfdist.strategies.divided.dealing import Dealing, contained, cuts
+from tfdist.strategies.divided.dealing import Dealing, contained
 from tfdist.strategies.divided.described_variables import allocate, is_elsewhere
 from tfdist.strategies.divided.footprint import footprint_of
 from tfdist.strategies.divided.optimizer_slots import optimizer_variables
@@ -75,7 +75,7 @@ class ShardedExtended(AllReduceExtended, DealsVariables):
                     optimizer.name,
                 )
             return
-        dealing = Dealing(variables, self.group.size, self.group.rank, cuts(optimizer))
+        dealing = Dealing(variables, self.group.size, self.group.rank, updates_elements_apart(optimizer))
         if dealing.is_complete:
             self._dealings[optimizer] = dealing
         elif self.is_writer:

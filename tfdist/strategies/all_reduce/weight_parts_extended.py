@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private.optimizers import updates_elements_apart
 from tfdist.sharding import Ownership
 from tfdist.strategies.all_reduce import keras_weight_parts, owned_gradients
 from tfdist.strategies.all_reduce.sharded_extended import Divided, ShardedExtended
@@ -81,7 +82,7 @@ class WeightPartsExtended(ShardedExtended, KeepsParts):
                 "are sent in the backward pass, before they are known to be finite, and what compression has left of "
                 "them would be of another scale. Use bfloat16, which needs no scale, or shard='optimizer'."
             )
-        if parts and len(dealing.contained([optimizer])) == 1 and not dealing.cuts(optimizer):
+        if parts and len(dealing.contained([optimizer])) == 1 and not updates_elements_apart(optimizer):
             raise ValueError(
                 f"each process keeps a part of the weight {parts[0].path}, and the optimizer {optimizer.name} may look "
                 "at whole weights. Use one of Keras's optimizers that update each element apart, such as Adam; or "

@@ -220,15 +220,6 @@ class Dealing:
             yield
 
 
-def cuts(optimizer: Any) -> bool:
-    """Returns whether an optimizer's variables may be cut by rows: it updates each element apart.
-
-    Args:
-        optimizer: a Keras optimizer.
-    """
-    return optimizers.updates_elements_apart(optimizer)
-
-
 def contained(outer: Iterable[Any]) -> list[Any]:
     """Returns optimizers together with those that they contain, each once.
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.private.optimizers import variables_of
+from tfdist.private.optimizers import updates_elements_apart, variables_of
 from tfdist.sharding import Ownership
 from tfdist.strategies.divided import described_variables, weight_parts
-from tfdist.strategies.divided.dealing import Dealing, contained, cuts
+from tfdist.strategies.divided.dealing import Dealing, contained
 
 
 @dataclass(frozen=True)
@@ -183,9 +183,10 @@ def _rows(model: Any, processes: int) -> dict[int, Ownership]:
 def _planned(optimizer: Any, processes: int, rows: Mapping[int, Ownership], deals: bool = True) -> Dealing:
     variables = variables_of(optimizer)
     own = {id(variable): rows[id(variable)] for variable in variables if id(variable) in rows}
-    if own and not cuts(optimizer):
+    cuts = updates_elements_apart(optimizer)
+    if own and not cuts:
         raise ValueError(f"the optimizer {optimizer.name} may look at whole weights, of which processes have rows")
-    dealing = Dealing(variables, processes, 0, cuts(optimizer), own, deals)
+    dealing = Dealing(variables, processes, 0, cuts, own, deals)
     strays = dealing.find_slots(optimizer)
     if strays or not dealing.is_complete:
         why = f"its variable {strays[0].path} belongs to no weight" if strays else f"{processes} processes are too many"

@@ -57,11 +57,6 @@ class HogwildLink(LocalLink):
                 "another container, or another user's: Hogwild() pushes its updates in messages, like LocalSteps(1)."
             )
 
-    @property
-    def shares_memory(self) -> bool:
-        """Whether this worker changes the servers' memory directly."""
-        return self._writers is not None
-
     def update(
         self,
         gradients: Sequence[Any],
