@@ -45,7 +45,7 @@ def assert_placed(operations, devices):
 
 
 def assert_cut(operations, devices):
-    """Of a batch, which has three components, the shares alone leave the host."""
+    """Batches, which have three components, leave the host as shares alone."""
     leaving = [operation for operation in operations if operation.device == "CPU:0" and operation.receivers]
     whole = [operation for operation in leaving if operation.kind.startswith(("Iterator", "Optional"))]
     assert not whole, whole

@@ -34,7 +34,7 @@ def test_a_saved_model_has_the_servers_state(tmp_path):
 
 
 def test_a_checkpoint_has_the_servers_state(tmp_path):
-    """Of TensorFlow, which saves an optimizer as a part of any object."""
+    """TensorFlow saves an optimizer as a part of any object."""
     with served() as (strategy,):
         model = model_in(strategy)
         fit(model)

@@ -31,7 +31,7 @@ class Model:
         servers: number of servers.
         splits: for each variable, whether it may be split by rows.
         optimizer: name of the optimizer's class.
-        options: see the attribute.
+        options: text with name and value of each option of the optimizer that is the same on every worker.
 
     Attributes:
         name: the optimizer and a digest of the variables; the same on every worker, and for any number of servers.
@@ -40,7 +40,7 @@ class Model:
         dealing: division of the variables over the servers.
         shapes: by server, the shapes and dtypes of its parts.
         described: text with path, shape and dtype of each variable.
-        options: text with name and value of each option of the optimizer that is the same on every worker.
+        options: as given.
         nbytes: bytes of all variables.
     """
 
