@@ -2,6 +2,7 @@
 
 import threading
 import time
+import types
 
 import keras
 import numpy as np
@@ -424,6 +425,20 @@ class OwnLogs(keras.Model):
     def train_step(self, data):
         super().train_step(data)
         return {"own": keras.ops.convert_to_tensor(1.0)}
+
+
+@pytest.mark.parametrize(("taken", "others", "has_all"), [(0, 0, False), (0, 1, True), (1, 0, True)])
+def test_logs_of_an_epoch_that_nobody_knows_any_more_are_not_all_logs(taken, others, has_all):
+    """A worker that comes late asks for an epoch whose metrics the servers have forgotten."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.train_on_batch(np.ones((3, 2)), np.ones((3, 1)))
+    if not taken:
+        model.reset_metrics()
+    epochs = types.SimpleNamespace(taken=taken, merged=lambda arrays, rules: [array + others for array in arrays])
+    shared = types.SimpleNamespace(epochs=epochs, has_all_logs=None)
+    assert keras_shared_data._merge_logs(model, None, shared).keys() == {"loss"}
+    assert shared.has_all_logs is has_all
 
 
 def test_custom_logs_are_nan_without_batches():

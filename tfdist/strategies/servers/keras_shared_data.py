@@ -209,12 +209,16 @@ class SharedDataHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
 def _merge_logs(model: Any, logs: Any, shared: SharedFit) -> Any:
     variables = list({id(state): state for metric in model.metrics for state in metric.variables}.values())
     rules: list[Rule] = [_rule(variable) for variable in variables]
-    arrays = shared.epochs.merged([to_array(variable.value) for variable in variables], rules)
+    own = [to_array(variable.value).copy() for variable in variables]
+    arrays = shared.epochs.merged(own, rules)
     values = [tf.convert_to_tensor(array) for array in arrays]
     with backend.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
         results = tree.map_structure(tf.convert_to_tensor, model.get_metrics_result())
-    shared.has_all_logs = not logs or (isinstance(logs, dict) and logs.keys() == results.keys())
-    return results if shared.has_all_logs else logs
+    # Of an epoch of long ago, or of before a restart of the servers, nobody has the others' metrics any more.
+    is_forgotten = not shared.epochs.taken and all(map(np.array_equal, own, arrays))
+    has_results = not logs or (isinstance(logs, dict) and logs.keys() == results.keys())
+    shared.has_all_logs = has_results and not is_forgotten
+    return results if has_results else logs
 
 
 def _rule(variable: Any) -> Rule:
