@@ -186,5 +186,8 @@ def context() -> Context:
         RuntimeError: `init` has not been called.
     """
     if _initialized is None:
-        raise RuntimeError("call tfdist.init() first")
+        raise RuntimeError(
+            "call tfdist.init() first, after the imports and on every process: functions such as tfdist.all_gather "
+            "need it, also where a strategy has been made"
+        )
     return _initialized

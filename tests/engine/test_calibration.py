@@ -9,7 +9,19 @@ from tfdist.comm.local import LocalWorld
 from tfdist.engine import calibration
 from tfdist.engine.engine import Engine
 from tfdist.engine.group import ProcessGroup
-from tfdist.errors import CalibrationError
+from tfdist.errors import CalibrationError, MismatchError
+
+
+def test_different_algorithms_are_an_error_that_names_them(ranks):
+    with pytest.raises(
+        MismatchError, match=r"the algorithm auto.*the algorithm ring|the algorithm ring.*algorithm auto"
+    ):
+        ranks(2)(lambda group: calibration.agreed(group, ("auto", "ring")[group.rank]))
+
+
+def test_algorithms_by_name_need_no_calibration(ranks):
+    assert ranks(2)(lambda group: calibration.agreed(group, "ring")) == [None, None]
+    assert ranks(2)(lambda group: calibration.agreed(group, "auto"))[1] == TYPICAL
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def control():
 def patience(control, number=4, call=2, members=None, stand_in=None, standing=lambda: STANDING, **timeouts):
     pending = Pending("sum", members)
     pending.number, pending.call, pending.operation = number, call, Operation(None, stand_in)
-    return WaitMonitor(0, control, Timeouts(**timeouts), pending, standing)
+    return WaitMonitor(0, control, Timeouts(**timeouts), pending, members or (0, 1, 2), standing)
 
 
 def test_blocked_rank_reports_standing_once(control):
@@ -110,6 +110,13 @@ def test_the_jobs_failure_counts_before_all_else(control):
         patience(control, collective=1).check(5.0)
     assert caught.value is control.failure
     assert control.sent == []
+
+
+def test_an_evaluator_that_ends_is_not_waited_for(control):
+    """An evaluator has a number beyond the ranks, which alone take part."""
+    control.departed[3], control.names[3] = {}, "evaluator 0"
+    patience(control).check(0.1)
+    patience(control, number=None).check(0.1)
 
 
 @pytest.mark.parametrize(

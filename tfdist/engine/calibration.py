@@ -117,11 +117,11 @@ def agreed(group: ProcessGroup, algorithm: str) -> Calibration | None:
     Raises:
         CalibrationError: rank 0 cannot load its calibration; see `load`.
     """
-    if group.size == 1 or algorithm != AUTO:
+    if group.size == 1:
         return None
-    text = written(group).encode() if group.rank == 0 else b""
-    rows, _ = group.run("the calibration", all_gather_rows(np.frombuffer(text, np.uint8)))
-    return read(rows.tobytes().decode())
+    text = written(group).encode() if group.rank == 0 and algorithm == AUTO else b""
+    rows, _ = group.run("the calibration", all_gather_rows(np.frombuffer(text, np.uint8)), f"the algorithm {algorithm}")
+    return read(rows.tobytes().decode()) if algorithm == AUTO else None
 
 
 def written(group: ProcessGroup) -> str:

@@ -435,7 +435,10 @@ class Engine:
                 return None
             return WaitingForCall(pending.describe(), self.numbers.counts(), is_alone=self.under_way() == [pending])
 
-        return WaitMonitor(self.rank, self.control, self._timeouts, pending, standing) if self.control else None
+        if self.control is None:
+            return None
+        members = self._members(pending.members)
+        return WaitMonitor(self.rank, self.control, self._timeouts, pending, members, standing)
 
     def _drive(self) -> None:
         """Runs the progress thread, which drives posted collectives while no thread waits."""

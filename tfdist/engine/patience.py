@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tfdist.cluster import messages
 from tfdist.cluster.control import Control
@@ -26,6 +26,7 @@ class WaitMonitor:
         control: the connection to the rendezvous server.
         timeouts: deadlines for the report of a stall and for the end of the wait.
         pending: the collective.
+        members: ranks that take part in it.
         standing: function that returns the message that reports that this rank stands still, or None if it does not.
     """
 
@@ -35,12 +36,14 @@ class WaitMonitor:
         control: Control,
         timeouts: Timeouts,
         pending: Pending,
+        members: Collection[int],
         standing: Callable[[], messages.WaitingForCall | None],
     ) -> None:
         self._rank = rank
         self._control = control
         self._timeouts = timeouts
         self._pending = pending
+        self._members = members
         self._standing = standing
         self._reported: messages.WaitingForCall | None = None
         self._looks = 0
@@ -117,7 +120,7 @@ class WaitMonitor:
     def _is_missing(self, rank: int, counts: dict[int, int]) -> bool:
         """Returns whether the collective needs a rank that posts no more calls than those in ``counts``."""
         pending = self._pending
-        takes_part = pending.members is None or rank in pending.members
+        takes_part = rank in self._members  # evaluators and parameter servers leave, too
         if pending.number is None:  # the members have not agreed on the number yet, which needs every one of them
             return takes_part
         return takes_part and counts.get(pending.number, 0) <= pending.call

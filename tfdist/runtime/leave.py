@@ -182,7 +182,7 @@ def _await_others(control: Control, engine: Engine) -> bool:
     Returns:
         Whether MPI can be finalized, because no task is lost.
     """
-    while len(control.departed.keys() | engine.lost.keys()) < engine.size:
+    while not (control.departed.keys() | engine.lost.keys()) >= set(range(engine.size)):
         if control.failure:
             return False
         try:

@@ -75,6 +75,18 @@ def test_different_data_are_an_error_and_the_next_call_works(ranks, strategy):
         )
 
 
+def test_different_weights_of_classes_are_an_error(ranks):
+    def work(strategy):
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        with pytest.raises(MismatchError, match=r"class_weight: \{0: 1, 1: 1\} on rank\(s\) \[0\], \{0: 1, 1: 2\} on"):
+            model.fit(X, Y, class_weight={0: 1, 1: 1 + strategy.rank}, verbose=0)
+        return True
+
+    assert on_ranks(ranks(2), work) == [True] * 2
+
+
 def test_callbacks_and_verbosity_may_differ_between_ranks(ranks):
     """Callbacks, `verbose`, an evaluation by one rank of what only it has, and data of their own."""
 

@@ -24,6 +24,24 @@ class OwnAndKerasClipping(OwnClipping):
         return keras.optimizers.SGD._clip_gradients(self, super()._clip_gradients(grads))
 
 
+def test_updates_outside_of_replicas_are_reported_once(ranks, caplog):
+    """Each process would train by itself."""
+
+    def work(strategy, is_outside):
+        with strategy.scope():
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer.build([keras.Variable(np.zeros(2), name="weight")])
+        for _ in range(2):
+            optimizer.apply([tf.ones(2)]) if is_outside else strategy.run(lambda: optimizer.apply([tf.ones(2)]))
+
+    def said(size, is_outside):
+        caplog.clear()
+        on_ranks(ranks(size), lambda strategy: work(strategy, is_outside))
+        return sum("outside of `strategy.run`" in record.message for record in caplog.records)
+
+    assert [said(2, False), said(1, True), said(2, True)] == [0, 0, 2]
+
+
 OPTIMIZERS = {
     "own clipping": lambda: OwnClipping(0.1),
     "own clipping and Keras's": lambda: OwnAndKerasClipping(0.1, clipnorm=0.1),

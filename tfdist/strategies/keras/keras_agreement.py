@@ -93,7 +93,7 @@ def _facts(model: Any, method: str, given: dict[str, Any]) -> dict[str, str]:
             isinstance(callback, keras.callbacks.BackupAndRestore) for callback in listed(given["callbacks"])
         )
         names = ["epochs", "steps_per_epoch", "validation_freq", "validation_steps", "validation_batch_size"]
-        names += ["validation_split", "shuffle"]
+        names += ["validation_split", "shuffle", "class_weight"]
         facts.update({name: str(given[name]) for name in names})
         facts["initial_epoch"] = "from the backup" if has_backup else str(given["initial_epoch"])
         data = given["validation_data"]

@@ -9,6 +9,8 @@ summed within each process only.
 from __future__ import annotations
 
 import contextlib
+import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,8 +21,8 @@ import tensorflow as tf
 from tfdist.engine import precision
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import base_optimizer, tf_optimizer
-from tfdist.private.optimizers import accumulated_by, key_of
-from tfdist.seams.optimizer import OptimizerCall, Update, update_of, within_update
+from tfdist.private.optimizers import accumulated_by, key_of, strategy_of
+from tfdist.seams.optimizer import OptimizerCall, OptimizerHooks, Update, points, update_of, within_update
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import DataParallel
@@ -29,10 +31,19 @@ from tfdist.strategies.divided_abilities import DividesUpdates
 from tfdist.strategies.keras.keras_variables import state_of_step
 from tfdist.thread_values import ThreadValue
 
+log = logging.getLogger("tfdist")
+
+_OUTSIDE = (
+    "tfdist: the optimizer %s makes an update outside of `strategy.run`. Gradients are not summed over processes then, "
+    "so each process trains by itself. Call the step by strategy.run(step, args=batch), or train with fit."
+)
+_reported: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
 
 def install() -> None:
     """Installs the seams for optimizers."""
     keras_hooks.add_for_optimizers(Reduced)
+    points.provide([OutsideOfReplicas], _outside_of_replicas)
     replace(tf_optimizer.TFOptimizer, "_all_reduce_sum_gradients", _unless_summed)
     base_optimizer.ops = _OptimizerOps(base_optimizer.ops)
 
@@ -211,6 +222,32 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
             infinite = tf.where(sharing.shares.is_empty(), 0, infinite)
         replica = tf.distribute.get_replica_context()
         return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, infinite, private.OwnOptions()), 0)
+
+
+class OutsideOfReplicas(OptimizerHooks):
+    """Hooks for a loop that does not call its step by `strategy.run`, so that nothing is summed.
+
+    Args:
+        reported: what was reported of the strategy.
+    """
+
+    def __init__(self, reported: set[str]) -> None:
+        self._reported = reported
+
+    def apply(self, call: OptimizerCall) -> None:
+        """Warns once that each process trains by itself."""
+        if "apply" not in self._reported:
+            self._reported.add("apply")
+            log.warning(_OUTSIDE, call.optimizer.name)
+
+
+def _outside_of_replicas(optimizer: Any) -> list[OutsideOfReplicas]:
+    strategy = strategy_of(optimizer)
+    extended = current_strategy.of_strategy(strategy, DataParallel)
+    if extended is None or strategy.num_replicas_in_sync == 1 or are_summed():
+        return []
+    is_replica = tf.distribute.get_replica_context() is not None and tf.distribute.get_strategy() is strategy
+    return [] if is_replica else [OutsideOfReplicas(_reported.setdefault(strategy, set()))]
 
 
 def _of_samples(gradients: list[Any], is_empty: tf.Tensor) -> list[Any]:
