@@ -10,7 +10,8 @@ from tfdist.errors import ClusterSpecError
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch):
-    for name in ("TF_CONFIG", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+    sizes = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
+    for name in ("TF_CONFIG", "RANK", *sizes):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -30,6 +31,19 @@ def test_resolver_of_tf_config():
 def test_invalid_resolver_raises_type_error():
     with pytest.raises(TypeError, match=r"cluster_resolver must be a .*; got 'worker'"):
         discovery.discover("worker")
+
+
+def test_variables_of_torchrun_are_told_once_not_to_be_read(monkeypatch, caplog):
+    discovery._warn_of_torchrun.cache_clear()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert discovery.discover(None) is None
+    assert not caplog.records, "another program may use this name"
+    monkeypatch.setenv("RANK", "0")
+    for _ in range(2):
+        assert discovery.discover(None) is None
+    (record,) = caplog.records
+    assert "RANK=0 and WORLD_SIZE=2 are set, as by torchrun" in record.getMessage()
+    assert "`tfdist run -n 2`" in record.getMessage()
 
 
 def test_resolver_of_an_evaluator():

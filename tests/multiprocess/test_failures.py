@@ -86,14 +86,15 @@ def test_ranks_that_build_different_models():
             assert "kernel" in end.output, processes.outputs()
 
 
-def test_ranks_with_different_settings():
-    per_rank = [{"TEST_ALGORITHM": "ring"}, {"TEST_ALGORITHM": "tree"}]
+@pytest.mark.parametrize("other", ["auto", sweep("tree")])
+def test_ranks_with_different_settings(other):
+    per_rank = [{"TEST_ALGORITHM": "ring"}, {"TEST_ALGORITHM": other}]
     with harness.started(TRAIN, 2, per_rank=per_rank) as processes:
         for end in processes.wait():
             assert end.code == 1, processes.outputs()
-            assert "MismatchError: ranks differ in the settings of strategy 0" in end.output, processes.outputs()
+            assert "MismatchError: ranks differ in the settings of sums 0" in end.output, processes.outputs()
             assert "the algorithm ring" in end.output, processes.outputs()
-            assert "the algorithm tree" in end.output, processes.outputs()
+            assert f"the algorithm {other}" in end.output, processes.outputs()
 
 
 def test_interrupt_of_one_rank_ends_all():

@@ -120,7 +120,8 @@ def agreed(group: ProcessGroup, algorithm: str) -> Calibration | None:
     if group.size == 1:
         return None
     text = written(group).encode() if group.rank == 0 and algorithm == AUTO else b""
-    rows, _ = group.run("the calibration", all_gather_rows(np.frombuffer(text, np.uint8)), f"the algorithm {algorithm}")
+    key = f"the settings of sums {group.number('settings of sums')}"  # a text is compared where the key is new
+    rows, _ = group.run(key, all_gather_rows(np.frombuffer(text, np.uint8)), f"the algorithm {algorithm}")
     return read(rows.tobytes().decode()) if algorithm == AUTO else None
 
 

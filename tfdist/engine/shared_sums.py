@@ -73,7 +73,8 @@ class SharedSums:
         key = call_site(f"shared sum of {len(tensors)} {dtype.name}", self._group.members)
         shapes = [tensor.shape for tensor in tensors]
         channel = _site(self._group, key).channel(shapes, dtype, ", ".join(names))
-        if tf.config.list_logical_devices("GPU") and len(tensors) > 1:  # packed there, they cross in one copy
+        is_elsewhere = tf.config.list_logical_devices("GPU") or not all(map(_is_on_host, tensors))
+        if is_elsewhere and len(tensors) > 1:  # packed there, they cross in one copy
             tensors = [tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)]
         with in_order() as (order,), tf.device(HOST):
             factor = tf.constant(1.0, tf.float64) if weight is None else weight
@@ -84,6 +85,11 @@ class SharedSums:
             parts = tf.split(sums[0], [shape.num_elements() for shape in shapes])
             sums = [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
         return list(sums)
+
+
+def _is_on_host(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is on the host, as far as its graph says where it is."""
+    return not tensor.device or tensor.device.endswith("CPU:0")
 
 
 class _Site:

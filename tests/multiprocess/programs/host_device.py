@@ -44,6 +44,15 @@ def assert_placed(operations, devices):
         assert not without, without
 
 
+def assert_packed(operations, devices):
+    """Gradients leave a device as one vector of a type, where the host sums them in machine code."""
+    if places(operations, "TfdistSum"):
+        there = [operation for operation in operations if operation.device in devices]
+        leaving = [operation.kind for operation in there if "CPU:0" in operation.receivers]
+        assert "ConcatV2" in leaving, leaving
+        assert not [kind for kind in leaving if "MatMul" in kind], leaving
+
+
 def assert_cut(operations, devices):
     """Batches, which have three components, leave the host as shares alone."""
     leaving = [operation for operation in operations if operation.device == "CPU:0" and operation.receivers]
@@ -75,10 +84,12 @@ def note(model):
     weights.update(hashlib.sha256(trained).digest())
 
 
-def check(strategy, policy=None, devices=("CPU:1",)):
+def check(strategy, policy=None, devices=("CPU:1",), packs=False):
     model = network(strategy.scope(), policy)
     operations = executed(lambda: model.fit(X, Y, batch_size=8, validation_data=(X, Y), verbose=0))
     assert_placed(operations, devices)
+    if packs:
+        assert_packed(operations, devices)
     assert_cut(operations, devices)
     assert_shares(strategy, devices)
     note(model)
@@ -89,11 +100,11 @@ def check(strategy, policy=None, devices=("CPU:1",)):
 
 
 def all_reduce():
-    check(tfdist.AllReduceStrategy(devices=["CPU:1"]))
+    check(tfdist.AllReduceStrategy(devices=["CPU:1"]), packs=True)
 
 
 def scaled_losses():
-    check(tfdist.AllReduceStrategy(devices=["CPU:1"]), "mixed_float16")
+    check(tfdist.AllReduceStrategy(devices=["CPU:1"]), "mixed_float16", packs=True)
 
 
 def two_replicas_in_each_process():

@@ -18,7 +18,7 @@ from tests.sweeps import some
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.options.pushes import Gradients
 from tfdist.parameter_server.options.synchronization import Asynchronous, Synchronous
-from tfdist.parameter_server.worker.client import Connection
+from tfdist.parameter_server.worker.client import Connection, MessageRefusedError
 from tfdist.strategies.servers.server_link import Attachment, Link
 
 SHAPES = [(600, 150), (3,), (500, 2)]
@@ -178,6 +178,20 @@ def test_a_worker_begins_with_the_chiefs_values_and_sees_its_updates():
 def assert_equal(actual, expected):
     for variable, same in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(variable.numpy(), same.numpy())
+
+
+def test_options_of_a_worker_are_those_of_the_chief_except_its_rate():
+    def worker(link, number, **options):
+        worker_variables, optimizer = variables(), keras.optimizers.SGD(**options)
+        optimizer.build(worker_variables)
+        return link(number, worker_variables, optimizer)
+
+    with linked(keras.optimizers.SGD(0.1, momentum=0.9)) as (link, _):
+        link()
+        worker(link, 1, learning_rate=0.5, momentum=0.9)
+        why = r"another optimizer than the chief's: momentum=0\.5, the chief's momentum=0\.9"
+        with pytest.raises(MessageRefusedError, match=why):
+            worker(link, 2, learning_rate=0.1, momentum=0.5)
 
 
 def test_the_learning_rate_of_the_chief_counts():

@@ -136,6 +136,9 @@ class LocalLink(Link):
     def _name(self) -> str:
         return f"{super()._name()}-{type(self._pushes).__name__}"
 
+    def _options(self) -> list[str]:
+        return []  # each worker's own optimizer makes the updates
+
     def _optimizer_on_servers(self) -> Any:
         return keras.optimizers.SGD(1.0)
 

@@ -81,7 +81,7 @@ class Link:
             len(connections),
             [splits and variable.constraint is None for variable in variables],
             self._name(),
-            _options(optimizer),
+            self._options(),
         )
         compression = arguments.compression
         self._packers = [] if compression is None else self._model.packers(compression, worker)
@@ -334,6 +334,15 @@ class Link:
         """Returns the part of the model's name that describes the optimizer."""
         return type(self._optimizer).__name__
 
+    def _options(self) -> list[str]:
+        """Describes the numbers and words among the optimizer's options, which are the same on all workers."""
+        config = self._optimizer.get_config()
+        return [
+            f"{name}={value}"
+            for name, value in sorted(config.items())
+            if name not in ("name", "learning_rate") and isinstance(value, (str, int, float, type(None)))
+        ]
+
     def _splits(self) -> bool:
         """Returns whether variables without a constraint may be split by rows."""
         return is_elementwise(self._on_servers)
@@ -402,12 +411,6 @@ class Link:
         if self._clips and (self._optimizer.clipnorm or self._optimizer.global_clipnorm):
             given = optimizers.clipped(self._optimizer, given)
         return given
-
-
-def _options(optimizer: Any) -> list[str]:
-    """Describes the options of an optimizer that are the same on all workers; they may set a rate of their own."""
-    config = keras.saving.serialize_keras_object(optimizer)["config"]
-    return [f"{name}={value}" for name, value in sorted(config.items()) if name not in ("name", "learning_rate")]
 
 
 def array_of(variable: Any) -> np.ndarray:
