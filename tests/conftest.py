@@ -61,6 +61,15 @@ def the_same_is_drawn_each_time(request):
 
 
 @pytest.fixture(autouse=True)
+def nothing_has_been_said():
+    """Lets each test hear what is said once."""
+    from tfdist import notices
+
+    notices.notice_once.cache_clear()
+    notices.warn_once.cache_clear()
+
+
+@pytest.fixture(autouse=True)
 def no_timer_is_left():
     """Fails a test whose timer would act within a later one."""
     yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,18 @@ def notice(text: str, *arguments: object) -> None:
         log.info(text, *arguments)
     else:
         say(text % arguments)
+
+
+@functools.cache
+def notice_once(text: str, *arguments: object) -> None:
+    """Shows a notice as `notice` does, if this process has not shown the same one before."""
+    notice(text, *arguments)
+
+
+@functools.cache
+def warn_once(text: str, *arguments: object) -> None:
+    """Logs a warning, if this process has not logged the same one before."""
+    log.warning(text, *arguments)
 
 
 def say(line: str) -> None:

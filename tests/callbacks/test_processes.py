@@ -5,8 +5,7 @@ from tests.callbacks.fitting import fit
 from tfdist.callbacks import processes
 
 
-def test_callbacks_without_effect_log_once_in_single_process(caplog, monkeypatch):
-    monkeypatch.setattr(processes, "_said", set())
+def test_callbacks_without_effect_log_once_in_single_process(caplog):
     caplog.set_level("INFO", "tfdist")
     for _ in range(2):
         fit(tfdist.callbacks.MetricAverage(), tfdist.callbacks.BroadcastVariables(), epochs=2)

@@ -5,11 +5,9 @@ import numpy as np
 
 import tfdist
 from tests.callbacks.fitting import fit
-from tfdist.callbacks import staleness_report
 
 
-def test_nothing_is_stale_where_steps_are_taken_together(caplog, monkeypatch):
-    monkeypatch.setattr(staleness_report, "_said", False)
+def test_nothing_is_stale_where_steps_are_taken_together(caplog):
     caplog.set_level("INFO", "tfdist")
     report = tfdist.callbacks.StalenessReport()
     fit(report)
@@ -33,8 +31,7 @@ def test_staleness_between_two_readings_is_reported(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir())
 
 
-def test_single_gossip_process_reports_no_staleness(caplog, monkeypatch):
-    monkeypatch.setattr(staleness_report, "_said", False)
+def test_single_gossip_process_reports_no_staleness(caplog):
     caplog.set_level("INFO", "tfdist")
     strategy = tfdist.GossipStrategy()
     with strategy.scope():

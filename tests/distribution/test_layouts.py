@@ -10,11 +10,6 @@ from tfdist.distribution import layouts
 kd = keras.distribution
 
 
-@pytest.fixture(autouse=True)
-def _says_all(monkeypatch):
-    monkeypatch.setattr(layouts, "_said", set())
-
-
 def parallel(given, shape=(1, 2)):
     layout_map = kd.LayoutMap(kd.DeviceMesh(shape, ["data", "model"], ["cpu:0", "cpu:1"]))
     for key, value in given.items():

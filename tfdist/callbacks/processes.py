@@ -7,13 +7,11 @@ from typing import Any
 import keras
 
 from tfdist.engine.group import ProcessGroup
-from tfdist.notices import notice
+from tfdist.notices import notice_once
 from tfdist.optimizers.keras_optimizers import gradients_of
 from tfdist.runtime import world
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
-
-_said: set[str] = set()
 
 
 def has_others(callback: keras.callbacks.Callback) -> bool:
@@ -22,11 +20,9 @@ def has_others(callback: keras.callbacks.Callback) -> bool:
     Args:
         callback: a callback with a model.
     """
-    name = type(callback).__name__
     alone = processes_of(callback.model).size == 1
-    if alone and name not in _said:
-        _said.add(name)
-        notice("tfdist: the callback %s does nothing: this process trains alone.", name)
+    if alone:
+        notice_once("tfdist: the callback %s does nothing: this process trains alone.", type(callback).__name__)
     return not alone
 
 

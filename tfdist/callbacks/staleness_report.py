@@ -11,14 +11,14 @@ import numpy as np
 from tfdist.callbacks.summaries import Summaries
 from tfdist.collectives.all_gather import all_gather_rows
 from tfdist.engine.group import ProcessGroup
-from tfdist.notices import notice
+from tfdist.notices import notice, notice_once
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import Ability, DelaysUpdates
 from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.strategies.server_abilities import UpdatesOnServers
 from tfdist.strategies.servers import server_figures
 
-_said = False
+_NOTHING = "tfdist: the callback StalenessReport does nothing: training uses no stale values."
 
 
 class StalenessReport(keras.callbacks.Callback):
@@ -55,14 +55,14 @@ class StalenessReport(keras.callbacks.Callback):
         """Reports the staleness of the epoch."""
         now = self._read()
         if now is None:
-            _say_once()
+            notice_once(_NOTHING)
             return
         counts = now - self._before
         rounds = current_strategy.of_model(self.model, TrainsInRounds)
         if rounds is not None:
             counts = _of_all(counts, rounds.group)
             if not counts:
-                _say_once()
+                notice_once(_NOTHING)
                 return
         self.counts.append(dict(sorted(counts.items())))
         uses = sum(counts.values())
@@ -108,10 +108,3 @@ def _of_all(counts: Counter[int], group: ProcessGroup) -> Counter[int]:
     for late, count in everyone.tolist():
         total[late] += count
     return total
-
-
-def _say_once() -> None:
-    global _said
-    if not _said:
-        _said = True
-        notice("tfdist: the callback StalenessReport does nothing: training uses no stale values.")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 from typing import Any
 
 from tfdist.cluster import launcher, spec
 from tfdist.cluster.spec import Cluster
 from tfdist.errors import ClusterSpecError
-
-log = logging.getLogger("tfdist")
+from tfdist.notices import warn_once
 
 _FIRST_SLURM_PORT = 20000
 _SLURM_PORTS = 10000
@@ -46,17 +43,12 @@ def discover(resolver: Any | None) -> Cluster | None:
     if _slurm_number("SLURM_STEP_NUM_TASKS", "1") > 1:
         return spec.from_resolver(_slurm_resolver())
     if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
-        _warn_of_torchrun()
+        warn_once(
+            "tfdist: this process trains alone. RANK=%s and WORLD_SIZE=%s are set, as by torchrun, but tfdist does not "
+            "read them: start it by `tfdist run -n %s`, mpiexec or srun, or with TF_CONFIG.",
+            *(os.environ[name] for name in ("RANK", "WORLD_SIZE", "WORLD_SIZE")),
+        )
     return None
-
-
-@functools.cache
-def _warn_of_torchrun() -> None:
-    log.warning(
-        "tfdist: this process trains alone. RANK=%s and WORLD_SIZE=%s are set, as by torchrun, but tfdist does not "
-        "read them: start it by `tfdist run -n %s`, mpiexec or srun, or with TF_CONFIG.",
-        *(os.environ[name] for name in ("RANK", "WORLD_SIZE", "WORLD_SIZE")),
-    )
 
 
 def resolver_of(cluster: Cluster | None) -> Any:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
+from tfdist import notices
 from tfdist.private import distributions as private
 from tfdist.private import models
 from tfdist.private.keras import distributions
-
-log = logging.getLogger("tfdist")
-
-_said: set[str] = set()
-"""What has been said once."""
 
 
 def divides(distribution: Any, variable: Any) -> bool:
@@ -59,7 +54,7 @@ def check_keys(distribution: Any, model: Any, strict: bool) -> None:
     )
     if strict:
         raise ValueError(f"{text}. Correct the keys, or leave out strict=True of tfdist.enable_keras_distribution.")
-    _say(text)
+    notices.warn_once("tfdist: %s.", text)
 
 
 def keep_together(layout: Any) -> None:
@@ -73,10 +68,11 @@ def keep_together(layout: Any) -> None:
         return
     axes = _dividing_axes(layout, current.device_mesh) - {current.batch_dim_name}
     if axes:
-        _say(
+        text = (
             f"keras.distribution: activations are not split along {', '.join(sorted(map(repr, axes)))}, as the layout "
             f"{layout.axes} says: each process computes its share of the batch with whole weights"
         )
+        notices.warn_once("tfdist: %s.", text)
 
 
 def _dividing_axes(layout: Any, mesh: Any) -> set[str]:
@@ -84,9 +80,3 @@ def _dividing_axes(layout: Any, mesh: Any) -> set[str]:
     mesh = layout.device_mesh or mesh
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
     return {axis for axis in layout.axes if axis is not None and sizes[axis] > 1}
-
-
-def _say(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        log.warning("tfdist: %s.", text)

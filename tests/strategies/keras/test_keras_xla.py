@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.strategies.ranked import Ranked, RankedLocal, on_ranks
 from tests.sweeps import sweep
-from tfdist.strategies.keras import compiled_functions, keras_xla
+from tfdist.strategies.keras import compiled_functions
 
 layers = keras.layers
 call = compiled_functions.call
@@ -19,10 +19,9 @@ WORDS = np.random.default_rng(2).integers(0, 7, (11, 5))
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
-    """Counts what is compiled; nothing has been said yet."""
+    """Counts what is compiled."""
     counted = []
     monkeypatch.setattr(compiled_functions, "call", lambda *given: counted.append(1) or call(*given))
-    keras_xla._said.cache_clear()
     return counted
 
 

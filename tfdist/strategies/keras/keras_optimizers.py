@@ -9,8 +9,6 @@ summed within each process only.
 from __future__ import annotations
 
 import contextlib
-import logging
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.engine import precision
+from tfdist.notices import warn_once
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import base_optimizer, tf_optimizer
 from tfdist.private.optimizers import accumulated_by, key_of, strategy_of
@@ -31,13 +30,10 @@ from tfdist.strategies.divided_abilities import DividesUpdates
 from tfdist.strategies.keras.keras_variables import state_of_step
 from tfdist.thread_values import ThreadValue
 
-log = logging.getLogger("tfdist")
-
 _OUTSIDE = (
     "tfdist: the optimizer %s makes an update outside of `strategy.run`. Gradients are not summed over processes then, "
     "so each process trains by itself. Call the step by strategy.run(step, args=batch), or train with fit."
 )
-_reported: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
@@ -225,20 +221,11 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
 
 
 class OutsideOfReplicas(OptimizerHooks):
-    """Hooks for a loop that does not call its step by `strategy.run`, so that nothing is summed.
-
-    Args:
-        reported: what was reported of the strategy.
-    """
-
-    def __init__(self, reported: set[str]) -> None:
-        self._reported = reported
+    """Hooks for a loop that does not call its step by `strategy.run`, so that nothing is summed."""
 
     def apply(self, call: OptimizerCall) -> None:
         """Warns once that each process trains by itself."""
-        if "apply" not in self._reported:
-            self._reported.add("apply")
-            log.warning(_OUTSIDE, call.optimizer.name)
+        warn_once(_OUTSIDE, call.optimizer.name)
 
 
 def _outside_of_replicas(optimizer: Any) -> list[OutsideOfReplicas]:
@@ -247,7 +234,7 @@ def _outside_of_replicas(optimizer: Any) -> list[OutsideOfReplicas]:
     if extended is None or strategy.num_replicas_in_sync == 1 or are_summed():
         return []
     is_replica = tf.distribute.get_replica_context() is not None and tf.distribute.get_strategy() is strategy
-    return [] if is_replica else [OutsideOfReplicas(_reported.setdefault(strategy, set()))]
+    return [] if is_replica else [OutsideOfReplicas()]
 
 
 def _of_samples(gradients: list[Any], is_empty: tf.Tensor) -> list[Any]:

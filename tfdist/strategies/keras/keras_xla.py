@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -21,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.engine import host_calls
+from tfdist.notices import warn_once
 from tfdist.private import models
 from tfdist.private.tensorflow import copies
 from tfdist.seams.trainer import TrainerCall, WithPredictStep
@@ -28,8 +28,6 @@ from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import Ability
 from tfdist.strategies.divided_abilities import HasStages
 from tfdist.strategies.keras import compiled_functions
-
-log = logging.getLogger("tfdist")
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
@@ -137,14 +135,9 @@ def _name_of(device: str) -> str:
     return device.rpartition("device:")[2]
 
 
-@functools.cache
-def _said(reason: str) -> None:
-    log.warning("tfdist: XLA does not compile a step of the model: %s.", reason)
-
-
 def _say(extended: Ability | None, reason: str) -> None:
     if extended is None or extended.is_writer:
-        _said(reason)
+        warn_once("tfdist: XLA does not compile a step of the model: %s.", reason)
 
 
 def _as_a_whole(model: Any, step_function: Callable[..., Any], data: Any, say: Callable[[str], None]) -> Any:
