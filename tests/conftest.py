@@ -65,8 +65,7 @@ def nothing_has_been_said():
     """Lets each test hear what is said once."""
     from tfdist import notices
 
-    notices.notice_once.cache_clear()
-    notices.warn_once.cache_clear()
+    notices.forget()
 
 
 @pytest.fixture(autouse=True)

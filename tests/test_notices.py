@@ -34,6 +34,14 @@ def test_notice_is_logged_as_info_with_logging_setup(caplog, capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_what_is_said_once_is_said_once_with_the_same_arguments(caplog):
+    with caplog.at_level(logging.INFO, "tfdist"):
+        for name in ("a", "b", "a"):
+            notices.notice_once("tfdist: notice of %s", name)
+            notices.warn_once("tfdist: warning of %s", name)
+    assert caplog.messages == [f"tfdist: {what} of {name}" for name in "ab" for what in ("notice", "warning")]
+
+
 UNBUFFERED = """
 import os, sys
 from tfdist import notices

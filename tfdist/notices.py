@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import sys
 from collections.abc import Iterator
 
 log = logging.getLogger("tfdist")
+
+_said: dict[tuple[object, ...], object] = {}
+"""What has been said once, and a mark of the thread that said it."""
 
 
 def notice(text: str, *arguments: object) -> None:
@@ -27,16 +29,26 @@ def notice(text: str, *arguments: object) -> None:
         say(text % arguments)
 
 
-@functools.cache
 def notice_once(text: str, *arguments: object) -> None:
     """Shows a notice as `notice` does, if this process has not shown the same one before."""
-    notice(text, *arguments)
+    if _is_new(text, *arguments):
+        notice(text, *arguments)
 
 
-@functools.cache
 def warn_once(text: str, *arguments: object) -> None:
     """Logs a warning, if this process has not logged the same one before."""
-    log.warning(text, *arguments)
+    if _is_new(text, *arguments):
+        log.warning(text, *arguments)
+
+
+def forget() -> None:
+    """Lets what has been said once be said again; for tests."""
+    _said.clear()
+
+
+def _is_new(*said: object) -> bool:
+    mark = object()
+    return _said.setdefault(said, mark) is mark
 
 
 def say(line: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +45,23 @@ class Packed:
     def arrays(self) -> list[np.ndarray]:
         """Returns the arrays of a message, as `Unpacker.received` expects them."""
         return [*self.vectors, *self.rest]
+
+    @classmethod
+    def instead(cls, values: PushedGradients, payloads: Mapping[int, np.ndarray], shapes: Shapes) -> Packed:
+        """Returns values with payloads in place of some of the dense ones.
+
+        Args:
+            values: values of a shard's variables, of the same kinds as gradients.
+            payloads: the payloads, by place of the variable, in the order of places.
+            shapes: shapes and dtypes of the values.
+        """
+        kinds: tuple[Kind, ...] = tuple(
+            "packed" if place in payloads else kind for place, kind in enumerate(values.kinds)
+        )
+        arrays = shapes.layout(values.kinds).arrays(values.vectors)
+        left = [None if place in payloads else arrays.get(place) for place in range(len(kinds))]
+        sparse = [array for pair in values.sparse.values() for array in pair]
+        return cls(kinds, shapes.layout(kinds).vectors(left), [*sparse, *payloads.values()])
 
 
 class CompressionMethods:
@@ -114,12 +131,7 @@ class Packer(CompressionMethods):
         payloads = {place: self._encoded(place, arrays[place], method) for place, method in methods.items() if method}
         if not payloads:
             return gradients
-        kinds: tuple[Kind, ...] = tuple(
-            "packed" if place in payloads else kind for place, kind in enumerate(gradients.kinds)
-        )
-        left = [None if place in payloads else arrays.get(place) for place in range(len(kinds))]
-        sparse = [array for pair in gradients.sparse.values() for array in pair]
-        return Packed(kinds, self.shapes.layout(kinds).vectors(left), [*sparse, *payloads.values()])
+        return Packed.instead(gradients, payloads, self.shapes)
 
     def _encoded(self, place: int, array: np.ndarray, method: Method) -> np.ndarray:
         state, vector = self._states[place], as_working(array.reshape(-1))

@@ -15,9 +15,9 @@ from tfdist.compression import differences
 from tfdist.compression.policy import Policy
 from tfdist.compression.state import State
 from tfdist.parameter_server.protocol.differences import DifferenceMethods, EncodedAnswer
-from tfdist.parameter_server.protocol.gradients import Kind, PushedGradients, Shapes
+from tfdist.parameter_server.protocol.gradients import PushedGradients, Shapes
 from tfdist.parameter_server.protocol.messages import Push
-from tfdist.parameter_server.protocol.packing import VariableSpec
+from tfdist.parameter_server.protocol.packing import Packed, VariableSpec
 from tfdist.parameter_server.shard.feature import ShardFeature
 
 _REMEMBERED = 2
@@ -116,17 +116,8 @@ class CompressedAnswers(ShardFeature):
                 record.has[place] = differences.base(array)
             else:
                 payloads[place] = payload
-        kinds: tuple[Kind, ...] = tuple(
-            "packed" if place in payloads else kind for place, kind in enumerate(values.kinds)
-        )
-        arrays = self._methods.shapes.layout(values.kinds).arrays(values.vectors)
-        left = [None if place in payloads else arrays.get(place) for place in range(len(kinds))]
-        sparse = [array for pair in values.sparse.values() for array in pair]
-        return EncodedAnswer(
-            kinds,
-            [*self._methods.shapes.layout(kinds).vectors(left), *sparse, *payloads.values()],
-            (record.generation, record.count, message.sequence),
-        )
+        packed = Packed.instead(values, payloads, self._methods.shapes)
+        return EncodedAnswer(packed.kinds, packed.arrays(), (record.generation, record.count, message.sequence))
 
     def _dense(self, message: Push, values: PushedGradients) -> dict[int, np.ndarray]:
         """Returns, by variable, the values of those that may be compressed and of which the worker takes no rows."""
