@@ -258,6 +258,24 @@ class Channel:
             self.arrived.notify_all()
 
 
+def seldom(seconds: float, say: Callable[[], None]) -> Callable[[float], None]:
+    """Returns a callback for `Channel.request` that says something at most once in a number of seconds.
+
+    Args:
+        seconds: the time between two calls, and before the first.
+        say: callback.
+    """
+    said = 0.0
+
+    def late(waited: float) -> None:
+        nonlocal said
+        if waited - said > seconds:
+            said = waited
+            say()
+
+    return late
+
+
 def _value(reply: messages.Reply) -> Any:
     if reply.error is not None:
         raise RequestRefusedError(reply.error)

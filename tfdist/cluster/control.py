@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tfdist.cluster import messages
-from tfdist.cluster.channel import Channel
+from tfdist.cluster.channel import Channel, seldom
 from tfdist.cluster.connection import connect
 from tfdist.cluster.message import RendezvousMessage
 from tfdist.cluster.messages import Claims
@@ -209,12 +209,9 @@ class Control:
         Raises:
             RendezvousError: not all training tasks came before the deadline, or one of them has failed.
         """
-        logged = 0.0
 
-        def late(seconds: float) -> None:
-            nonlocal logged
-            if seconds - logged > _PROGRESS_SECONDS and self._missing:
-                logged = seconds
+        def say() -> None:
+            if self._missing:
                 log.warning("tfdist: waiting for %s", ", ".join(self._missing))
 
         self._is_bound = True
@@ -222,7 +219,7 @@ class Control:
         return self.request(
             lambda number: messages.GatherValues(number, "bind", everyone, value, binds=True),
             self._timeouts.start + _BEYOND_SECONDS,
-            late,
+            seldom(_PROGRESS_SECONDS, say),
         )
 
     def barrier(self, name: str, tasks: Sequence[int]) -> None:
@@ -243,14 +240,7 @@ class Control:
         Raises:
             RequestTimeoutError: no task published the value in time.
         """
-        logged = 0.0
-
-        def late(seconds: float) -> None:
-            nonlocal logged
-            if seconds - logged > _PROGRESS_SECONDS:
-                logged = seconds
-                log.warning("tfdist: waiting for the %s", key)
-
+        late = seldom(_PROGRESS_SECONDS, lambda: log.warning("tfdist: waiting for the %s", key))
         return self.request(lambda number: messages.GetValue(number, key, wait=True), timeout, late)
 
     def known(self, key: str) -> str | None:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from tfdist.cluster import quorum_messages as messages
-from tfdist.cluster.channel import RequestRefusedError, RequestTimeoutError
+from tfdist.cluster.channel import RequestRefusedError, RequestTimeoutError, seldom
 from tfdist.cluster.control import Control
 from tfdist.cluster.message import RendezvousMessage
 from tfdist.cluster.quorum_messages import Enlisted, Meeting, MeetingOutcome, Partner
@@ -156,14 +156,7 @@ class ClusterMembers:
             self._control.request(lambda request: messages.FitEnded(request, fit, rounds))
 
     def _ask(self, make: Callable[[int], RendezvousMessage], kind: type[T], what: str) -> T:
-        told = 0.0
-
-        def late(seconds: float) -> None:
-            nonlocal told
-            if seconds - told > _PROGRESS_SECONDS:
-                told = seconds
-                log.warning("tfdist: task %d waits for %s.", self.task, what)
-
+        late = seldom(_PROGRESS_SECONDS, lambda: log.warning("tfdist: task %d waits for %s.", self.task, what))
         self._error = None
         try:
             return msgspec.convert(self._control.request(make, late=late), kind)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 
-from tfdist.cluster import messages
 from tfdist.cluster.control import Watcher
 from tfdist.errors import RendezvousError
 from tfdist.notices import notice
@@ -36,7 +34,7 @@ def agree(member: Membership, options: Options) -> None:
     control.publish(_key(control.task), options.encode())
     others = range(1, len(cluster.tasks)) if control.task == _CHIEF else [_CHIEF]
     for task in others:
-        text = control.request(functools.partial(_get, task, False))
+        text = control.known(_key(task))
         if text is not None:
             published.check_equal(options, published.decode(text), str(cluster.tasks[task]))
 
@@ -61,7 +59,7 @@ def wait_for_options(member: Membership, timeout: float) -> Options | None:
     control.watch(waiter)
     control.when_failed(lambda error: waiter.event.set())
     for task in range(cluster.size):
-        control.ask(functools.partial(_get, task, True), waiter.take)
+        control.ask_for(_key(task), waiter.take)
     begun, told = time.monotonic(), False
     while not waiter.event.wait(_LOOK_SECONDS):
         waited = time.monotonic() - begun
@@ -98,10 +96,6 @@ class _OptionsWaiter(Watcher):
     def over(self) -> None:
         """Ends the wait, because no training task is left."""
         self.event.set()
-
-
-def _get(task: int, wait: bool, id: int) -> messages.GetValue:
-    return messages.GetValue(id, _key(task), wait)
 
 
 def _key(task: int) -> str:
