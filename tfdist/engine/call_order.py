@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.private import tensorflow as private
+from tfdist.private import graphs
 from tfdist.tensors import HOST
 
 
@@ -34,7 +34,7 @@ def in_order() -> Iterator[list[tf.Tensor]]:
         return
     graph = tf.compat.v1.get_default_graph()
     handle = _handle_in(graph)
-    if not private.keeps_order(graph):
+    if not graphs.keeps_order(graph):
         with tf.control_dependencies(handle.consumers()):
             yield [handle]
         return
@@ -47,10 +47,10 @@ def in_order() -> Iterator[list[tf.Tensor]]:
 
 
 def _handle_in(graph: Any) -> tf.Tensor:
-    if private.is_branch_or_loop(graph):  # where gradients may only capture what the graph around them has
-        return private.captured(graph, _handle_in(graph.outer_graph))
+    if graphs.is_branch_or_loop(graph):  # where gradients may only capture what the graph around them has
+        return graphs.captured(graph, _handle_in(graph.outer_graph))
     with graph.as_default():
-        return private.captured(graph, _handle())
+        return graphs.captured(graph, _handle())
 
 
 @functools.cache

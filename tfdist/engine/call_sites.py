@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.private.tensorflow import is_called
+from tfdist.private.graphs import is_called
 from tfdist.tensors import unnumbered
 
 _AROUND_FIRST_CALL = "fn_with_cond"

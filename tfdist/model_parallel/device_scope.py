@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from tfdist.model_parallel import keras_placement, placed_gradients
-from tfdist.private import tensorflow as private
+from tfdist.private import graphs
 from tfdist.strategies.devices import device_names
 
 
@@ -28,7 +28,7 @@ def device_scope(device: str) -> Iterator[None]:
         ValueError: the device does not exist, or XLA compiles what is made in the scope.
     """
     name = device_names.resolved(device)
-    if private.is_compiled_by_xla():
+    if graphs.is_compiled_by_xla():
         raise ValueError(
             f"tfdist.device_scope({device!r}): XLA compiles a model for one device. Compile the model with "
             "jit_compile=False."

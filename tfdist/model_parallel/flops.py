@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.private import tensorflow as private
+from tfdist.private import graphs
 
 _MOVES = frozenset(
     """Bitcast BroadcastTo Cast Concat ConcatV2 Const DepthToSpace DynamicPartition DynamicStitch Empty EmptyTensorList
@@ -128,7 +128,7 @@ def _branches(operation: Any) -> Iterator[Any]:
 def _graph(operation: Any, name: str) -> Any:
     graph = operation.graph
     while graph is not None:
-        function = private.function_of(graph, name)
+        function = graphs.function_of(graph, name)
         if function is not None:
             return function.graph
         graph = getattr(graph, "outer_graph", None)

@@ -27,8 +27,7 @@ from typing import Any
 from tfdist.model_parallel import keras_placement_saving, placed_gradients, placed_variables
 from tfdist.model_parallel.keras_placement_saving import ADDED_ON, DEVICES
 from tfdist.model_parallel.placed_gradients import placed
-from tfdist.private import models
-from tfdist.private import tensorflow as private
+from tfdist.private import graphs, models
 from tfdist.private.keras import (
     base_trainer,
     cloning,
@@ -169,7 +168,7 @@ def _on_devices(original: Callable[..., Any]) -> Callable[..., Any]:
         # With `call_fn`, Keras only checks the graph. Without devices, Keras places all calls.
         if kwargs.get("call_fn") is not None or not any(map(device_of, nodes)):
             return original(self, inputs, operation_fn=operation_fn, **kwargs)
-        if private.is_compiled_by_xla():
+        if graphs.is_compiled_by_xla():
             raise ValueError(_NOT_BY_XLA.format(getattr(self, "name", "that is compiled")))
         # Keras tells which operation runs, but not which call of it. The calls of one operation run in their order.
         calls: collections.defaultdict[int, collections.deque[str | None]] = collections.defaultdict(collections.deque)

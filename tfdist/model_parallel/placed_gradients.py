@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.private import tensorflow as private
+from tfdist.private import graphs
 from tfdist.seams.once import Once
 from tfdist.strategies.devices import requested_device
 
@@ -24,8 +24,8 @@ _MARK = re.compile(r"tfdist_on_([A-Za-z]+)_(\d+)_end")
 @Once
 def install() -> None:
     """Makes TensorFlow place gradients of operations in `placed`, once. Other gradients stay as they are."""
-    private.replace_gradient_function(_on_its_device)
-    private.replace_recording(_with_placed_backward)
+    graphs.replace_gradient_function(_on_its_device)
+    graphs.replace_recording(_with_placed_backward)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import ProcessGroup
 from tfdist.pipeline.actions import Action, ActionKind
 from tfdist.pipeline.dry_run import PipelineTimeline, TimelineSpan
-from tfdist.private.tensorflow import unordered
+from tfdist.private.graphs import unordered
 
 KEPT = 64
 """Number of steps whose times are kept."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.private.tensorflow import not_tuned
+from tfdist.private.datasets import not_tuned
 
 
 def spec_of(iterator: Any) -> Any:
@@ -15,7 +15,7 @@ def spec_of(iterator: Any) -> Any:
 
 
 def untune(iterator: Any) -> None:
-    """Disables `tf.data`'s autotuner for what an epoch iterator reads; see `tfdist.private.tensorflow.not_tuned`."""
+    """Disables `tf.data`'s autotuner for what an epoch iterator reads; see `tfdist.private.datasets.not_tuned`."""
     if isinstance(iterator._distributed_dataset, tf.data.Dataset):
         iterator._distributed_dataset = not_tuned(iterator._distributed_dataset)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.private import tensorflow as private
+from tfdist.private import datasets as private_datasets
 from tfdist.strategies.data import datasets
 from tfdist.strategies.data.shares import as_share
 
@@ -45,11 +45,11 @@ def test_batch_with_rows_stays_unchanged():
 def test_reads_files_detects_file_datasets_inside_functions(tmp_path):
     (tmp_path / "a.txt").write_text("1\n2")
     name = str(tmp_path / "a.txt")
-    assert private.reads_files(tf.data.TextLineDataset([name]).batch(2).prefetch(1))
+    assert private_datasets.reads_files(tf.data.TextLineDataset([name]).batch(2).prefetch(1))
     names = tf.data.Dataset.from_tensor_slices([name])
-    assert private.reads_files(names.interleave(tf.data.TextLineDataset).map(tf.strings.length).batch(2))
-    assert not private.reads_files(names.map(tf.io.read_file).batch(1))
-    assert not private.reads_files(tf.data.Dataset.range(4).batch(2))
+    assert private_datasets.reads_files(names.interleave(tf.data.TextLineDataset).map(tf.strings.length).batch(2))
+    assert not private_datasets.reads_files(names.map(tf.io.read_file).batch(1))
+    assert not private_datasets.reads_files(tf.data.Dataset.range(4).batch(2))
 
 
 def test_a_shard_of_a_shard_is_warned_of(caplog):
@@ -76,7 +76,7 @@ def test_only_processes_of_several_cores_read_ahead(monkeypatch, cores):
             yield np.full(2, number)
 
     dataset = tf.data.Dataset.from_generator(batches, output_signature=tf.TensorSpec([2], tf.int64))
-    iterator = iter(datasets._read_ahead(private.not_tuned(dataset)))
+    iterator = iter(datasets._read_ahead(private_datasets.not_tuned(dataset)))
     for number in range(2):
         assert next(iterator).numpy()[0] == number
         if cores > 1:

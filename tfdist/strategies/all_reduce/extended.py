@@ -17,6 +17,7 @@ from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import ProcessGroup
 from tfdist.engine.tensorflow_sums import TensorFlowSums
 from tfdist.notices import without_mirrored
+from tfdist.private import datasets as private_datasets
 from tfdist.private import tensorflow as private
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.all_reduce.cross_device import ProcessCrossDeviceOps
@@ -251,14 +252,16 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
             )
         if self._reads_for_keras and not self.has_several_replicas:
             # Like Keras without a strategy: iterators over devices cost more than a small step.
-            return private.not_tuned(dataset)
+            return private_datasets.not_tuned(dataset)
         if self.group.size > 1:
             datasets.warn_of_unseeded_shuffle(dataset)
             datasets.warn_of_own_shards(dataset, self.group.size, self.group.rank)
         if self.has_several_replicas and (self._reads_in_order or datasets.is_cut_by_samples(dataset)):
             return datasets.SharedDataset(dataset, self, self._reads_for_keras)
         workers = self._input_workers_with_options(options)
-        return private.distributed_dataset(dataset, workers, self._container_strategy(), self._input_context(), options)
+        return private_datasets.distributed_dataset(
+            dataset, workers, self._container_strategy(), self._input_context(), options
+        )
 
     def _distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any) -> Any:
         strategy = self._container_strategy()
@@ -272,7 +275,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
                 private.InputContext(replicas, self._get_replica_id_in_sync_group(device), replicas)
                 for device in range(len(self.worker_devices))
             ]
-        return private.distributed_datasets_from_function(dataset_fn, workers, strategy, contexts, options)
+        return private_datasets.distributed_datasets_from_function(dataset_fn, workers, strategy, contexts, options)
 
     @property
     def is_local_only(self) -> bool:

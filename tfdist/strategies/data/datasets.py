@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.private import tensorflow as private
+from tfdist.private import datasets as private_datasets
 from tfdist.strategies.data.row_checks import equal_rows
 from tfdist.strategies.data.shares import Share, ShareWithOwnLogs, as_share, batch_size
 from tfdist.strategies.step_calls import StepCalls
@@ -29,7 +29,7 @@ def is_cut_by_samples(dataset: tf.data.Dataset) -> bool:
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     policies = tf.data.experimental.AutoShardPolicy
-    return policy == policies.DATA or (policy == policies.AUTO and not private.reads_files(dataset))
+    return policy == policies.DATA or (policy == policies.AUTO and not private_datasets.reads_files(dataset))
 
 
 _strategies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -64,7 +64,7 @@ class SharedDataset(tf.distribute.DistributedDataset):
                 "on the dataset."
             )
         self.dataset = dataset
-        self._dataset = _read_ahead(private.not_tuned(dataset))
+        self._dataset = _read_ahead(private_datasets.not_tuned(dataset))
         _strategies[id(extended)] = extended
         self._spec = _SharedIteratorSpec(dataset.element_spec, id(extended), calls)
 
@@ -104,7 +104,7 @@ def _read_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
     processes.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return dataset if cores == 1 or private.shuffles_anew(dataset) else dataset.prefetch(1)
+    return dataset if cores == 1 or private_datasets.shuffles_anew(dataset) else dataset.prefetch(1)
 
 
 class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.CompositeTensor):
@@ -147,7 +147,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
             self._iterator.get_next()  # raises the error
             return [self._spec.share_without_rows() for _ in self._spec.extended().worker_devices]
 
-        return private.per_replica(tf.cond(another, shares, end), self._spec.extended())
+        return private_datasets.per_replica(tf.cond(another, shares, end), self._spec.extended())
 
     def get_next_as_optional(self) -> Any:
         """Returns the next step's shares, as a `tf.experimental.Optional`."""
@@ -162,7 +162,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         shares, another = self._shares()
         return tf.cond(
             another,
-            lambda: some(private.per_replica(shares(), self._spec.extended())),
+            lambda: some(private_datasets.per_replica(shares(), self._spec.extended())),
             lambda: none(self.element_spec),
         )
 
@@ -177,7 +177,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
             before.append(extended.shares.tally(samples))
         with tf.control_dependencies(before):
             samples = tf.identity(samples)
-        return private.per_replica(self._cut(batch, samples, parts), extended)
+        return private_datasets.per_replica(self._cut(batch, samples, parts), extended)
 
     def _shares(self) -> tuple[Callable[[], list[Any]], tf.Tensor]:
         """Returns a function that makes the local replicas' shares, and whether any process has another batch."""
@@ -186,7 +186,7 @@ class SharedIterator(tf.distribute.DistributedIterator, tf.__internal__.Composit
         optional = self._iterator.get_next_as_optional()
         is_there = optional.has_value()
         # If this process has no batch but another one has, a row of zeros stands in.
-        batch = tf.cond(is_there, optional.get_value, lambda: as_share(private.without_rows(spec.batch)).data)
+        batch = tf.cond(is_there, optional.get_value, lambda: as_share(private_datasets.without_rows(spec.batch)).data)
         rows = batch_size(batch)
         with tf.control_dependencies(equal_rows(batch, is_there)):
             samples = tf.where(is_there, rows, 0)
@@ -241,7 +241,7 @@ class _SharedIteratorSpec(tf.TypeSpec):
 
     def share_without_rows(self) -> Any:
         """Returns a share without rows, for a branch of a conditional that raises an error instead of returning one."""
-        empty = private.without_rows(self.batch)
+        empty = private_datasets.without_rows(self.batch)
         return self.kind(empty, tf.constant(0, tf.int64)) if self.stand_in else empty
 
     def of_shares(self) -> Any:
@@ -249,7 +249,7 @@ class _SharedIteratorSpec(tf.TypeSpec):
         share = tf.nest.map_structure(_of_any_rows, self.batch)
         if self.stand_in:
             share = self.kind(share, tf.TensorSpec([], tf.int64))
-        return private.spec_of_replicas(share, self.extended())
+        return private_datasets.spec_of_replicas(share, self.extended())
 
     @property
     def value_type(self) -> type:
@@ -326,7 +326,7 @@ def warn_of_own_shards(dataset: tf.data.Dataset, processes: int, rank: int) -> N
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == tf.data.experimental.AutoShardPolicy.OFF:
         return
-    if any(private.shard_of(part) == (processes, rank) for part in private.parts_of(dataset)):
+    if any(private_datasets.shard_of(part) == (processes, rank) for part in private_datasets.parts_of(dataset)):
         log.warning(
             "tfdist: this dataset has been sharded for %d processes, and each process takes only its share of each "
             "batch of its shard: many samples are never trained on. Leave out `shard`; or return the sharded dataset "
@@ -340,7 +340,7 @@ def warn_of_unseeded_shuffle(dataset: tf.data.Dataset) -> None:
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == tf.data.experimental.AutoShardPolicy.OFF:
         return
-    if any(private.shuffles_by_chance(part) for part in private.parts_of(dataset)):
+    if any(private_datasets.shuffles_by_chance(part) for part in private_datasets.parts_of(dataset)):
         log.warning(
             "tfdist: this dataset is shuffled without a seed, so every process shuffles it differently, and some "
             "samples are seen twice, others never. Pass seed= to shuffle(), or call "

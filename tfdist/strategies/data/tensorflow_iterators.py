@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tfdist.private import datasets as private_datasets
 from tfdist.private import tensorflow as private
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
@@ -34,6 +35,6 @@ def _not_tuned(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def create_device_dataset(*args: Any, **kwargs: Any) -> Any:
         dataset = original(*args, **kwargs)
-        return private.not_tuned(dataset) if private.is_iterating_ours() else dataset
+        return private_datasets.not_tuned(dataset) if private_datasets.is_iterating_ours() else dataset
 
     return create_device_dataset

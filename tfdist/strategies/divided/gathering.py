@@ -27,7 +27,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.private import models, rewiring
+from tfdist.private import graphs, models, rewiring
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import tree
 from tfdist.strategies.divided.weight_parts import WeightPart
@@ -108,7 +108,7 @@ class Collectives:
             with private.stop_recording():
                 return self._sums(list(gradients), weights)
 
-        wholes = [_Whole(value) for value in private.with_gradient(values, parts, backward)]
+        wholes = [_Whole(value) for value in graphs.with_gradient(values, parts, backward)]
         return wholes
 
     def read(self, weight: WeightPart) -> tf.Tensor:
@@ -176,7 +176,7 @@ class _Call:
             self._gather_again(gradients)
             return list(gradients)
 
-        made = private.with_gradient(given, given, backward) if given else []
+        made = graphs.with_gradient(given, given, backward) if given else []
         for place, output in zip(places, made, strict=True):
             logits = models.logits_of(flat[place])
             if logits is not None:  # Keras's losses ask whether there are any
@@ -198,7 +198,7 @@ class _Call:
 
     def _is_written(self, weight: WeightPart) -> bool:
         """Returns whether the weight may have another value now than when it was gathered."""
-        handle = private.captured(self._graph, weight.copy.handle)
+        handle = graphs.captured(self._graph, weight.copy.handle)
         return rewiring.is_written_since(handle, self._wholes[id(weight)].value.op)
 
 
@@ -272,7 +272,7 @@ def _home() -> Any:
     A collective in a branch may take place on some processes only, and one in a loop would be repeated.
     """
     graph = _graph()
-    while _thread.depth and graph is not _thread.outermost and private.is_branch_or_loop(graph):
+    while _thread.depth and graph is not _thread.outermost and graphs.is_branch_or_loop(graph):
         graph = graph.outer_graph
     return graph
 

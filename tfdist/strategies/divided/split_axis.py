@@ -24,6 +24,7 @@ from tfdist.engine.batches import BatchExchange
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.group import ProcessGroup
 from tfdist.engine.slices import Slices
+from tfdist.private import graphs
 from tfdist.private import tensorflow as private
 from tfdist.runtime.mesh import Mesh
 from tfdist.sharding import Ownership, even_bounds
@@ -191,7 +192,7 @@ class SplitAxis(Collectives):
         parts = [weight.copy.read_value() for weight in weights]
         with private.stop_recording():
             values = [tf.identity(part) for part in parts]
-        return private.with_gradient(values, parts, lambda *gradients: self._over_copies(gradients, weights))
+        return graphs.with_gradient(values, parts, lambda *gradients: self._over_copies(gradients, weights))
 
     def _over_copies(self, gradients: Sequence[Any], weights: Sequence[WeightPart]) -> list[Any]:
         if isinstance(gradients[0], tf.IndexedSlices):
@@ -298,4 +299,4 @@ def _linear(of: Map, transpose: Map, given: tf.Tensor, counts: tf.Tensor | None 
     def backward(gradient: Any) -> list[tf.Tensor]:
         return [_linear(transpose, of, tf.convert_to_tensor(gradient), counts)[0]]
 
-    return private.with_gradient([made], [given], backward)[0], counts
+    return graphs.with_gradient([made], [given], backward)[0], counts

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.private import datasets as private_datasets
 from tfdist.private import models
 from tfdist.private import tensorflow as private
 from tfdist.private.epochs import spec_of
@@ -113,7 +114,7 @@ def _placeholder(model: Any, iterator: Any, unknown: int | None = None) -> Any:
 
 def _some_rows(spec: Any, rows: int, unknown: int | None) -> keras.KerasTensor | None:
     """Returns placeholder rows of a dataset's type; None if the spec has no number of dimensions."""
-    spec = private.local_spec(spec)
+    spec = private_datasets.local_spec(spec)
     if not isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)) or spec.shape.rank is None:
         return None
     shape = [rows, *(unknown if size is None else size for size in spec.shape[1:])] if spec.shape.rank else []

@@ -13,13 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.parameter_server.dealing.plan import Plan
-from tfdist.private import tensorflow as private
+from tfdist.private import datasets as private_datasets
 from tfdist.private.keras import data_adapters, tree
 from tfdist.strategies.servers.dealt_batches import Batches, components, pack_components
 
 log = logging.getLogger("tfdist")
 
-_SENT = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec, private.NoneSpec)
+_SENT = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec, private_datasets.NoneSpec)
 
 
 class ChiefStream(Batches):
@@ -52,7 +52,9 @@ class ChiefStream(Batches):
 
     def first(self) -> Any:
         """Returns shapes and dtypes only, without a batch."""
-        return tree.map_structure(lambda spec: None if isinstance(spec, private.NoneSpec) else spec, self.element_spec)
+        return tree.map_structure(
+            lambda spec: None if isinstance(spec, private_datasets.NoneSpec) else spec, self.element_spec
+        )
 
     def stream(self) -> Iterator[list[np.ndarray]]:
         """Reads the batches of an epoch, on the chief.
@@ -66,7 +68,7 @@ class ChiefStream(Batches):
             tensors = [
                 component
                 for part, spec in zip(parts, self._leaves, strict=True)
-                if not isinstance(spec, private.NoneSpec)
+                if not isinstance(spec, private_datasets.NoneSpec)
                 for component in tf.nest.flatten(part, expand_composites=True)
             ]
             yield [np.frombuffer(tf.io.serialize_tensor(tensor).numpy(), np.uint8) for tensor in tensors]
@@ -148,7 +150,7 @@ def stream_of(
     )
     data = adapter.get_tf_dataset()
     spec = tree.map_structure(
-        lambda part: private.NoneSpec() if isinstance(part, tf.OptionalSpec) else part, data.element_spec
+        lambda part: private_datasets.NoneSpec() if isinstance(part, tf.OptionalSpec) else part, data.element_spec
     )
     for part in tree.flatten(spec):
         if not isinstance(part, _SENT):

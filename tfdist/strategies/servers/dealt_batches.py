@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.parameter_server.dealing.plan import Plan
-from tfdist.private import tensorflow as private
+from tfdist.private import datasets as private_datasets
 
 Tickets = Callable[[], Iterator[tuple[int, Any]]]
 """Makes an iterator over tickets and the data that their batches are read by; once for each iteration of a dataset."""
@@ -120,7 +120,7 @@ def dataset(source: Batches, tickets: Tickets, with_tickets: bool = False, prefe
             iterator.close()
 
     spec = Ticketed(tf.TensorSpec([], tf.int64), source.element_spec) if with_tickets else source.element_spec
-    made = private.not_tuned(private.generated(start, following, finish, spec))
+    made = private_datasets.not_tuned(private_datasets.generated(start, following, finish, spec))
     return made.prefetch(prefetch) if prefetch else made
 
 
@@ -130,7 +130,7 @@ def components(spec: tf.TypeSpec) -> list[tf.TensorSpec]:
     Args:
         spec: type of the part; `NoneSpec` has no tensors.
     """
-    return [] if isinstance(spec, private.NoneSpec) else tf.nest.flatten(spec, expand_composites=True)
+    return [] if isinstance(spec, private_datasets.NoneSpec) else tf.nest.flatten(spec, expand_composites=True)
 
 
 def pack_components(spec: tf.TypeSpec, parts: list[tf.Tensor]) -> Any:
@@ -140,4 +140,8 @@ def pack_components(spec: tf.TypeSpec, parts: list[tf.Tensor]) -> Any:
         spec: type of the part.
         parts: tensors of the types that `components` returns.
     """
-    return None if isinstance(spec, private.NoneSpec) else tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
+    return (
+        None
+        if isinstance(spec, private_datasets.NoneSpec)
+        else tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
+    )

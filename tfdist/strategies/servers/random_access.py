@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.parameter_server.dealing.plan import Plan
+from tfdist.private import datasets as private_datasets
 from tfdist.private import epochs
-from tfdist.private import tensorflow as private
 from tfdist.private.keras import array_slicing, data_adapter_utils, data_adapters, tree
 from tfdist.strategies.servers.dealt_batches import Batches, components, pack_components
 
@@ -197,7 +197,7 @@ def _spec_of_rows(batch: Any, rows: int | None) -> Any:
 
     def spec_of(part: Any) -> Any:
         if part is None:
-            return private.NoneSpec()
+            return private_datasets.NoneSpec()
         if isinstance(part, tf.RaggedTensor):
             return tf.RaggedTensorSpec([None, *part.shape[1:]], part.dtype, part.ragged_rank, part.row_splits.dtype)
         if isinstance(part, tf.SparseTensor):
@@ -254,7 +254,7 @@ def _of_py_dataset(data: keras.utils.PyDataset, shuffle: bool, adapter: Any) -> 
         batch_at(number) for number in range(min(data.num_batches, data_adapter_utils.NUM_BATCHES_FOR_TENSOR_SPEC))
     ]
     spec = tree.map_structure(
-        lambda part: private.NoneSpec() if isinstance(part, tf.OptionalSpec) else part,
+        lambda part: private_datasets.NoneSpec() if isinstance(part, tf.OptionalSpec) else part,
         tree.lists_to_tuples(data_adapter_utils.get_tensor_spec(first)),
     )
     return _PyDataset(data.num_batches, batch_at, spec, shuffle)
@@ -266,7 +266,7 @@ def _arrays_of(part: Any, spec: tf.TypeSpec) -> list[np.ndarray]:
     Raises:
         ValueError: the part has another shape than in the first batches.
     """
-    if isinstance(spec, private.NoneSpec):
+    if isinstance(spec, private_datasets.NoneSpec):
         return []
     if isinstance(spec, tf.TensorSpec):
         array = np.array(part, spec.dtype.as_numpy_dtype)
@@ -301,7 +301,7 @@ def _of_dataset(data: tf.data.Dataset) -> Source | str:
         return "the dataset does not know how many batches it has"
     if count <= 0:
         return f"the dataset has {'no end' if count == tf.data.INFINITE_CARDINALITY else 'no batches'}"
-    kinds = [type(part).__name__ for part in private.parts_of(data)]
+    kinds = [type(part).__name__ for part in private_datasets.parts_of(data)]
     if any("Shuffle" in kind for kind in kinds):
         return "the dataset shuffles, in another order on each worker"
     if any("Concatenate" in kind for kind in kinds):

@@ -23,6 +23,7 @@ from tfdist.parameter_server.options.pushes import ElasticAveraging, Hogwild, Lo
 from tfdist.parameter_server.tables.client import TableClient, TableSpec
 from tfdist.parameter_server.tables.row_cache import CachePolicy
 from tfdist.parameter_server.worker.client import MessageRefusedError
+from tfdist.private import datasets as private_datasets
 from tfdist.private import tensorflow as private
 from tfdist.private.optimizers import clips_itself, variables_of
 from tfdist.runtime.job_end import JobEnd
@@ -45,8 +46,8 @@ class OneDevice(private.OneDeviceExtended, Ability):
     """The `extended` of one device, on which a process without servers trains as usual."""
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        """Returns the dataset untuned: a tuner would delay the end of an epoch; see `private.not_tuned`."""
-        return private.not_tuned(dataset) if isinstance(dataset, tf.data.Dataset) else dataset
+        """Returns the dataset untuned: a tuner would delay the end of an epoch; see `private_datasets.not_tuned`."""
+        return private_datasets.not_tuned(dataset) if isinstance(dataset, tf.data.Dataset) else dataset
 
 
 class ServerExtended(OneDevice, UpdatesOnServers):
