@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from tfdist.parameter_server.dealing.dealer import Batch, Dealer, DealerError, EpochOver, WaitForBatch
+from tfdist.parameter_server.dealing.dealer import Dealer
+from tfdist.parameter_server.dealing.dealt_epoch import Batch, DealerError, EpochOver, WaitForBatch
 from tfdist.parameter_server.dealing.plan import Plan
 
 FIRST = (0, 0)

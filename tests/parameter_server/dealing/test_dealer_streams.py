@@ -5,7 +5,8 @@ import json
 import pytest
 
 from tests.parameter_server.dealing.test_dealer import FIRST, place
-from tfdist.parameter_server.dealing.dealer import Dealer, DealerError, EpochOver, WaitForBatch
+from tfdist.parameter_server.dealing.dealer import Dealer
+from tfdist.parameter_server.dealing.dealt_epoch import DealerError, EpochOver, WaitForBatch
 
 
 def stream_of(workers):

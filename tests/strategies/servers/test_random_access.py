@@ -10,7 +10,8 @@ import scipy.sparse
 import tensorflow as tf
 
 from tests.sweeps import crossed
-from tfdist.parameter_server.dealing.dealer import Batch, Dealer, EpochOver
+from tfdist.parameter_server.dealing.dealer import Dealer
+from tfdist.parameter_server.dealing.dealt_epoch import Batch, EpochOver
 from tfdist.parameter_server.dealing.plan import order
 from tfdist.private.keras import array_slicing, data_adapters, tree
 from tfdist.strategies.servers.dealt_batches import dataset

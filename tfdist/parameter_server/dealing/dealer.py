@@ -21,106 +21,21 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfdist.parameter_server.dealing.dealt_epoch import (
+    Batch,
+    DealerError,
+    DealtEpoch,
+    EpochOver,
+    WaitForBatch,
+    check_equal,
+    name_of,
+)
 from tfdist.parameter_server.dealing.plan import EpochKey, Plan
 
 _CHIEF = 0
 """Number of the worker whose first values others may wait for."""
 _REMEMBERED = 8
 """Committed batches per worker whose numbers are kept, as their gradients may wait for those of other workers."""
-
-
-class DealerError(ValueError):
-    """A request that the dealer refuses. The message says why."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A batch that is dealt to a worker.
-
-    Attributes:
-        ticket: number that no other dealt batch has.
-        start: place of the first sample in the epoch's order.
-        stop: place behind the last sample.
-        content: the batch itself, as a stream has brought it; None without a stream.
-    """
-
-    ticket: int
-    start: int
-    stop: int
-    content: Any = None
-
-
-@dataclass(frozen=True)
-class WaitForBatch:
-    """Answer that there is no batch now.
-
-    The remaining batches are with other workers, which may die, or are not brought yet, or this worker has its limit.
-    """
-
-
-@dataclass(frozen=True)
-class EpochOver:
-    """Answer that the epoch has no more batches: every sample is committed, or all workers have gone on."""
-
-
-@dataclass
-class _Epoch:
-    """An epoch that is not over.
-
-    Attributes:
-        plan: plan of the epoch's first worker.
-        dealt: how many batches have been dealt; the next new batch has this number.
-        again: numbers of batches to deal again, oldest first.
-        out: by ticket, the worker that has the batch, and the batch's number.
-        members: workers that have begun the epoch and have not gone on; also lost workers, which may come back.
-        brought: how many batches a stream has brought.
-        content: by number, batches of a stream that are not committed.
-        has_ended: whether a stream brings no more batches.
-    """
-
-    plan: Plan
-    dealt: int = 0
-    again: deque[int] = field(default_factory=deque)
-    out: dict[int, tuple[int, int]] = field(default_factory=dict)
-    members: set[int] = field(default_factory=set)
-    brought: int = 0
-    content: dict[int, Any] = field(default_factory=dict)
-    has_ended: bool = False
-
-    @property
-    def there(self) -> int:
-        """Number of batches that could be dealt so far, including those that were."""
-        batches = self.plan.batches
-        return self.brought if batches is None else batches
-
-    @property
-    def is_growing(self) -> bool:
-        """Whether a stream may bring more batches, so that a worker may get one before others commit."""
-        return self.is_stream and not self.has_ended
-
-    @property
-    def is_committed(self) -> bool:
-        return not self.is_growing and self.dealt == self.there and not self.again and not self.out
-
-    @property
-    def is_stream(self) -> bool:
-        return self.plan.samples is None
-
-    def batch(self, ticket: int) -> Batch:
-        number = self.out[ticket][1]
-        start = number * self.plan.batch_size
-        stop = start + self.plan.batch_size
-        stop = stop if self.plan.samples is None else min(stop, self.plan.samples)
-        return Batch(ticket, start, stop, self.content.get(number))
-
-    def next(self) -> int | None:
-        """Returns the number of the batch to deal now, and counts it as dealt; None if there is none."""
-        if self.again:
-            return self.again.popleft()
-        if self.dealt == self.there:
-            return None
-        self.dealt += 1
-        return self.dealt - 1
 
 
 @dataclass
@@ -165,7 +80,7 @@ class Dealer:
         if limit < 1:
             raise ValueError(f"Dealer(limit=…) must be at least 1; got {limit!r}")
         self._limit = limit
-        self._epochs: dict[EpochKey, _Epoch] = {}
+        self._epochs: dict[EpochKey, DealtEpoch] = {}
         self._newest: EpochKey | None = None
         self._workers: dict[int, _Worker] = {}
         self._committed: dict[int, deque[int]] = {}
@@ -199,11 +114,11 @@ class Dealer:
             )
         plan = Plan(samples, batch_size, shuffle_seed)
         if epoch not in self._epochs and not self._is_past(epoch):
-            self._epochs[epoch] = _Epoch(plan)
+            self._epochs[epoch] = DealtEpoch(plan)
             self._newest = epoch if self._newest is None else max(self._newest, epoch)
         current = self._epochs.get(epoch)
         if current is not None:
-            _check_equal(worker, epoch, plan, current.plan)
+            check_equal(worker, epoch, plan, current.plan)
             plan = current.plan
             current.members.add(worker)
         known = self._workers.get(worker)
@@ -235,7 +150,7 @@ class Dealer:
                 state.is_idle = True  # others' last batches must not wait for this worker's first one of the next epoch
             return EpochOver()
         if current is None or state is None or state.epoch != epoch:
-            raise DealerError(f"worker {worker} has to begin {_name(epoch)} before it takes batches of it")
+            raise DealerError(f"worker {worker} has to begin {name_of(epoch)} before it takes batches of it")
         if request is not None and request <= state.request:
             is_open = request == state.request and state.ticket in current.out
             return current.batch(state.ticket) if is_open else WaitForBatch()
@@ -434,16 +349,7 @@ class Dealer:
         epochs = [
             {
                 "epoch": list(key),
-                "samples": epoch.plan.samples,
-                "batch_size": epoch.plan.batch_size,
-                "seed": epoch.plan.seed,
-                "dealt": epoch.dealt,
-                "again": [
-                    *epoch.again,
-                    *(number for _, number in epoch.out.values()),
-                    *(number for epoch_key, number in missing.values() if epoch_key == key),
-                ],
-                "members": sorted(epoch.members),
+                **epoch.state(number for epoch_key, number in missing.values() if epoch_key == key),
             }
             for key, epoch in self._epochs.items()
             if not epoch.is_stream
@@ -467,19 +373,11 @@ class Dealer:
         """
         self._keeps_for_chief = False
         self._workers = {}
-        self._epochs = {
-            (epoch["epoch"][0], epoch["epoch"][1]): _Epoch(
-                Plan(epoch["samples"], epoch["batch_size"], epoch["seed"]),
-                epoch["dealt"],
-                deque(epoch["again"]),
-                members=set(epoch["members"]),
-            )
-            for epoch in state["epochs"]
-        }
+        self._epochs = {(epoch["epoch"][0], epoch["epoch"][1]): DealtEpoch.restored(epoch) for epoch in state["epochs"]}
         self._newest = None if state["newest"] is None else (state["newest"][0], state["newest"][1])
         self._committed = {worker: deque(tickets, self._limit) for worker, tickets in state["committed"]}
 
-    def _is_kept(self, current: _Epoch) -> bool:
+    def _is_kept(self, current: DealtEpoch) -> bool:
         """Returns whether the next batch is kept for the chief."""
         return self._keeps_for_chief and len(current.again) + current.there - current.dealt == 1
 
@@ -493,22 +391,3 @@ class Dealer:
     def _is_past(self, epoch: EpochKey) -> bool:
         """Returns whether an epoch that the dealer does not have is over, as opposed to new."""
         return self._newest is not None and epoch <= self._newest
-
-
-def _check_equal(worker: int, epoch: EpochKey, plan: Plan, first: Plan) -> None:
-    """Raises `DealerError` if a worker's plan differs from the first worker's in more than the seed."""
-    for what, own, others in (
-        ("samples", *("in a stream" if compared.samples is None else compared.samples for compared in (plan, first))),
-        ("a batch size of", plan.batch_size, first.batch_size),
-        ("shuffle", plan.seed is not None, first.seed is not None),
-    ):
-        if own != others:
-            raise DealerError(
-                f"all workers must train on the same data: in {_name(epoch)}, worker {worker} has {what} {own}, and "
-                f"the worker that began it has {what} {others}. Load the same data on every worker, and give `fit` "
-                "the same batch_size and shuffle."
-            )
-
-
-def _name(epoch: EpochKey) -> str:
-    return f"epoch {epoch[1]} of fit {epoch[0]}"

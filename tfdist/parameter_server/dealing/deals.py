@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.parameter_server.dealing.dealer import Batch, Dealer, DealerError, EpochOver
+from tfdist.parameter_server.dealing.dealer import Dealer
+from tfdist.parameter_server.dealing.dealt_epoch import Batch, DealerError, EpochOver
 from tfdist.parameter_server.dealing.merging import Merging
 from tfdist.parameter_server.dealing.plan import EpochKey
 from tfdist.parameter_server.protocol.dealing import (
