@@ -59,6 +59,22 @@ def test_unusable_addresses_of_the_cluster_are_reported():
     assert "→" in ended.stdout
 
 
+def test_secret_that_cannot_be_read_is_reported():
+    config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
+    ended = doctor(TF_CONFIG=config, TFDIST_SECRET="", TFDIST_SECRET_FILE="/no/such/file")
+    assert ended.returncode == 1
+    assert "PROBLEM  cluster      TFDIST_SECRET_FILE: cannot read /no/such/file" in ended.stdout
+
+
+def test_reader_that_goes_away_is_no_error():
+    command = f"{sys.executable} -m tfdist.cli doctor | head -1"
+    ended = subprocess.run(
+        command, shell=True, env=harness.environment(), capture_output=True, text=True, timeout=90, check=False
+    )
+    assert ended.stdout.startswith("     ok  tfdist ")
+    assert "BrokenPipe" not in ended.stderr
+
+
 def test_invalid_tf_config_is_reported():
     ended = doctor(TF_CONFIG="{")
     assert ended.returncode == 1

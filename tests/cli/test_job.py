@@ -45,7 +45,11 @@ def ended_job(workers, *processes):
 
 @pytest.mark.parametrize(
     ("command", "how", "code"),
-    [("exit 7", "exited with code 7", 7), ("kill -TERM $$", "was killed by SIGTERM", 128 + 15)],
+    [
+        ("exit 7", "exited with code 7", 7),
+        ("kill -TERM $$", "was killed by SIGTERM", 128 + 15),
+        ("kill -36 $$", "was killed by signal 36", 128 + 36),
+    ],
 )
 def test_exit_code_is_that_of_the_blamed_process(capfd, command, how, code):
     process = ended(command)

@@ -54,7 +54,17 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"tfdist {tfdist.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["unknown"], ["run"], ["run", "-n", "0", "x.py"], ["run", "-n", "2"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["unknown"],
+        ["run"],
+        ["run", "-n", "0", "x.py"],
+        ["run", "-n", "2"],
+        ["doctor", "--timeout", "-5"],
+    ],
+)
 def test_wrong_arguments_end_with_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main.main(arguments)
@@ -70,5 +80,7 @@ def test_invalid_counts_of_other_roles_are_refused(option, capsys):
 
 
 def test_the_code_of_a_command_is_returned(capsys):
+    assert main.main(["run", "-n", "2", "--timeline", ".", __file__]) == 2
+    assert "cannot be written: it is a folder" in capsys.readouterr().err
     assert main.main(["run", "-n", "2", "no_such_script.py"]) == 2
     assert "there is no file no_such_script.py" in capsys.readouterr().err

@@ -87,7 +87,7 @@ def test_victims_are_not_blamed(script, tmp_path):
     assert "rank 1" in ended.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
 def test_signals_are_passed_on(script, tmp_path, number):
     path = script(
         RANK + "import pathlib\n"
@@ -103,6 +103,37 @@ def test_signals_are_passed_on(script, tmp_path, number):
     finally:
         launcher.kill()
         launcher.wait()
+
+
+def test_what_the_launcher_was_told_to_ignore_ends_nothing(script, tmp_path):
+    """As under nohup."""
+    path = script(
+        RANK + "import pathlib\n"
+        f"pathlib.Path({str(tmp_path)!r}, str(rank)).write_text('up')\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "signal.sigwait([signal.SIGTERM])"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "tfdist.cli", "run", "-n", "2", path],
+        env=harness.environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    try:
+        _await_files(tmp_path, 2)
+        launcher.send_signal(signal.SIGHUP)
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(harness.DEADLINE) == 0
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(script, tmp_path, closed):
+    path = script(RANK + "print('out'); print('err', file=sys.stderr); sys.exit(3 * rank)")
+    command = f"{sys.executable} -m tfdist.cli run -n 2 --output all {path} {closed}"
+    ended = subprocess.run(command, shell=True, env=harness.environment(), timeout=harness.DEADLINE, check=False)
+    assert ended.returncode == 3
 
 
 def test_nothing_survives_the_launcher(script, tmp_path):

@@ -62,6 +62,23 @@ def test_ctrl_z_stops_the_ranks_as_well_and_fg_continues_them(tmp_path):
     harness.assert_nothing_left()
 
 
+def test_a_closed_terminal_ends_a_training(tmp_path):
+    """SIGHUP, which MPI's libraries must not have handlers for."""
+    command = [sys.executable, "-m", "tfdist.cli", "run", "-n", "2", str(harness.PROGRAMS / "endless_sums.py")]
+    env = harness.environment(TEST_FOLDER=str(tmp_path))
+    launcher = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, process_group=0)
+    try:
+        until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), "the ranks did not start", launcher)
+        launcher.send_signal(signal.SIGHUP)
+        _, told = launcher.communicate(timeout=harness.DEADLINE)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert launcher.returncode == 128 + signal.SIGHUP, told
+    assert told.splitlines()[-1] == "tfdist run: ended by SIGHUP, as were the processes.", told
+    harness.assert_nothing_left()
+
+
 def test_ctrl_c_prints_one_line_per_rank(tmp_path):
     """And one of the launcher: nobody has failed, and no rank's last output is shown."""
     script = harness.PROGRAMS / "endless_sums.py"

@@ -7,9 +7,11 @@ from tfdist.errors import ClusterSpecError
 def test_timeouts_from_the_environment(monkeypatch):
     monkeypatch.setenv("TFDIST_START_TIMEOUT", "7.5")
     assert Timeouts.from_environment() == Timeouts(start=7.5)
-    monkeypatch.setenv("TFDIST_HEARTBEAT_TIMEOUT", "soon")
-    with pytest.raises(ClusterSpecError, match="TFDIST_HEARTBEAT_TIMEOUT must be a number of seconds; got 'soon'"):
-        Timeouts.from_environment()
+    for text in ("soon", "-3", "0", "nan"):
+        monkeypatch.setenv("TFDIST_HEARTBEAT_TIMEOUT", text)
+        wrong = f"TFDIST_HEARTBEAT_TIMEOUT must be a number of seconds above 0; got '{text}'"
+        with pytest.raises(ClusterSpecError, match=wrong):
+            Timeouts.from_environment()
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "5", None])

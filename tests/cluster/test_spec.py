@@ -112,6 +112,11 @@ def test_addresses_may_be_keyed_by_index():
     assert [task.address for task in cluster.tasks] == ["a:1", "b:1"]
 
 
+def test_index_that_is_given_twice_raises():
+    with pytest.raises(ClusterSpecError, match="the job 'worker' must give each index once"):
+        spec.from_tf_config(config({"worker": {"0": "a:1", "00": "a:2"}}))
+
+
 def test_digest_tells_clusters_apart():
     digest, same, other = (
         spec.from_tf_config(config({"worker": addresses}, index=index)).digest()

@@ -44,12 +44,23 @@ def add_parser(commands: Any) -> None:
         "measures an all-reduce between them.",
     )
     parser.add_argument(
-        "--timeout", type=float, default=30.0, help="seconds to wait for the other tasks (default: %(default)g)"
+        "--timeout", type=seconds, default=30.0, help="seconds to wait for the other tasks (default: %(default)g)"
     )
     parser.add_argument(
         "--gpu", action="store_true", help="also copy, sum and train on each GPU, and compare with the CPU"
     )
     parser.set_defaults(execute=execute)
+
+
+def seconds(text: str) -> float:
+    """Parses an argument that must be a number of seconds above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return number
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -82,10 +93,10 @@ def examine(timeout: float, tries_gpus: bool = False) -> Iterator[Finding]:
         yield from gpu_checks.try_all()
     try:
         cluster = discovery.discover(None)
+        yield from _cluster(cluster)
     except TfdistError as error:
         yield Finding(Severity.PROBLEM, "cluster", str(error))
         return
-    yield from _cluster(cluster)
     if cluster is not None and cluster.size > 1 and cluster.rank is not None:
         for task in cluster.tasks[: cluster.size]:
             yield _own_address(task) if task == cluster.task else _peer_address(task, task == cluster.tasks[0])

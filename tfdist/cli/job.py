@@ -37,7 +37,8 @@ END_SECONDS = 15.0
 TERM_SECONDS = 3.0
 """Seconds between asking a process to end and killing it."""
 
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _FIRST_PORT = 10_000
 
 
@@ -107,7 +108,8 @@ class Job:
         """Starts the processes and waits for them; returns the exit code of the job."""
         begun = time.time()
         for number in _PASSED_ON:
-            signal.signal(number, self._pass_on)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, which the processes inherit
+                signal.signal(number, self._pass_on)
         signal.signal(signal.SIGTSTP, self._stop)
         self._tasks, self._secret = self._roles.tasks(), secrets.token_hex(16)
         try:
@@ -283,7 +285,7 @@ class Job:
         has_failed = not (process.ended_by_us or process.is_victim)
         if number is not None and not (has_failed and process.popen.returncode not in (-number, 128 + number)):
             how = " (Ctrl-C)" if number == signal.SIGINT else ""
-            _say(f"tfdist run: ended by {signal.Signals(number).name}{how}, as were the processes.")
+            _say(f"tfdist run: ended by {_signal_name(number)}{how}, as were the processes.")
             return 128 + number
         for child in reversed(blamed):
             self._show_kept(child.name)
@@ -311,7 +313,7 @@ class Job:
         sys.stderr.buffer.flush()
 
     def _pass_on(self, number: int, frame: Any) -> None:
-        if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number in _ENDING:
             self._asked_to_end_by = number
         for process in self._processes:
             process.signal(number)
@@ -344,10 +346,15 @@ def _woken_by_signals() -> Iterator[socket.socket]:
 
 def _how_it_ended(process: Process) -> str:
     code = process.popen.returncode
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
     if process.ended_by_us:
         how = "hung, or failed and did not end by itself"
     return f"{process.name} (process {process.popen.pid}) {how}"
+
+
+def _signal_name(number: int) -> str:
+    """Returns the name of a signal; most real-time signals have none."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def _say(text: str) -> None:

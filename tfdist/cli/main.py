@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -39,5 +41,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     # Only the module of the given subcommand: `tfdist run` needs no NumPy, which takes most of its start.
     given = [name for name in COMMANDS if name in arguments[:1]]
+    _open_closed_streams()
     options = parser(given or COMMANDS).parse_args(arguments)
-    return options.execute(options)
+    try:
+        return options.execute(options)
+    except BrokenPipeError:  # as in `tfdist doctor | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails as it flushes it at its end
+        return 128 + signal.SIGPIPE
+
+
+def _open_closed_streams() -> None:
+    """Opens standard streams that were closed (``>&-``), as what is opened next would take their place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))

@@ -63,7 +63,8 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     parser.add_argument("script", help="Python script to start")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+    rest.required = False  # for the message where there is no script, before Python 3.13
     parser.set_defaults(execute=execute)
 
 
@@ -91,8 +92,9 @@ def execute(options: argparse.Namespace) -> int:
     script = ["-m", options.script] if options.module else [options.script]
     command = [sys.executable, "-u", *script, *options.arguments]
     path = options.timeline and os.path.abspath(options.timeline)
-    if path and not os.access(os.path.dirname(path), os.W_OK):
-        print(f"tfdist run: {path} cannot be written: directory missing or not writable", file=sys.stderr)
+    if path and (os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK)):
+        what = "it is a folder" if os.path.isdir(path) else "directory missing or not writable"
+        print(f"tfdist run: {path} cannot be written: {what}", file=sys.stderr)
         return 2
     if path:
         os.environ[timeline.VARIABLE] = path

@@ -46,8 +46,11 @@ class Timeouts:
             if name in os.environ:
                 try:
                     given[field.name] = float(os.environ[name])
+                    cls(**given)
                 except ValueError:
-                    raise ClusterSpecError(f"{name} must be a number of seconds; got {os.environ[name]!r}") from None
+                    raise ClusterSpecError(
+                        f"{name} must be a number of seconds above 0; got {os.environ[name]!r}"
+                    ) from None
         return cls(**given)
 
     @classmethod

@@ -123,11 +123,9 @@ def from_tf_config(text: str) -> Cluster | None:
     job, index = task.get("type"), task.get("index")
     if isinstance(index, str) and index.isdecimal():
         index = int(index)
-    for key, kind, value in (("type", str, job), ("index", int, index)):
+    for key, kind, name, value in (("type", str, "a text", job), ("index", int, "a whole number", index)):
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise ClusterSpecError(
-                f"TF_CONFIG's task must hold a {kind.__name__} under {key!r}. Expected {_EXAMPLE}; got: {task}"
-            )
+            raise ClusterSpecError(f"TF_CONFIG's task must hold {name} under {key!r}. Expected {_EXAMPLE}; got: {task}")
     return from_jobs(jobs, job, index, source="TF_CONFIG")
 
 
@@ -238,6 +236,8 @@ def _tasks(source: str, job: str, addresses: Any) -> list[Task]:
         by_index = list(enumerate(addresses))
     else:
         raise ClusterSpecError(f"{source}: the job {job!r} must list its tasks' addresses; got: {addresses!r}")
+    if len(dict(by_index)) < len(by_index):  # as 1 and 01
+        raise ClusterSpecError(f"{source}: the job {job!r} must give each index once; got: {addresses!r}")
     return [Task(job, index, _checked(source, job, index, address)) for index, address in by_index]
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist.errors import MPIUnavailableError
+
+_AS_IT_IS_LOADED = {"UCX_DEBUG_SIGNO": "0"}
+"""UCX, which MPICH communicates by, handles SIGHUP otherwise, so that closing a terminal ends nothing."""
 
 
 def load() -> Any:
@@ -23,7 +27,8 @@ def load() -> Any:
 
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = False
-        from mpi4py import MPI
+        with _environment(_AS_IT_IS_LOADED):
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise MPIUnavailableError(
             f"no MPI library could be loaded ({_first_line(error)}). Run `pip install mpich`; or, to use the "
@@ -83,15 +88,21 @@ def initialize_from_socket(mpi: Any, fd: int, rank: int, size: int, settings: Ma
             f"loaded library is {version} from {path}. Start the script with that library's mpiexec or with srun, or "
             "run `pip install mpich`."
         )
+    with _environment({**settings, "PMI_FD": str(fd), "PMI_RANK": str(rank), "PMI_SIZE": str(size)}):
+        _initialize(mpi)
+    mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)
+
+
+@contextlib.contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Context with variables that the user has not set. Child processes that start later do not inherit them."""
     ours = {name: value for name, value in settings.items() if name not in os.environ}
-    ours.update(PMI_FD=str(fd), PMI_RANK=str(rank), PMI_SIZE=str(size))
     os.environ.update(ours)
     try:
-        _initialize(mpi)
+        yield
     finally:
-        for name in ours:  # child processes must not inherit them
+        for name in ours:
             os.environ.pop(name, None)
-    mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)
 
 
 def network_settings(mpi: Any, one_network: bool) -> dict[str, str]:

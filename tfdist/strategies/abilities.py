@@ -72,6 +72,14 @@ class Ability:
         """Whether a step of training calls functions on the host, which XLA cannot compile."""
         return self.has_several_replicas
 
+    def assigned(self, variable: Any) -> None:
+        """Notes that a user's program has assigned a value to a variable outside of steps.
+
+        Args:
+            variable: a Keras variable.
+        """
+        return
+
     @property
     def failure(self) -> BaseException | None:
         """The error that ended this process's communication, or None."""

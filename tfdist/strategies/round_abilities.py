@@ -100,14 +100,6 @@ class TrainsInRounds(DataParallel):
         """
 
     @abc.abstractmethod
-    def assigned(self, variable: Any) -> None:
-        """Notes that a user's program has assigned a value to a variable, equal on all processes.
-
-        Args:
-            variable: a Keras variable.
-        """
-
-    @abc.abstractmethod
     def moving_averages(self, model: Any) -> list[Any]:
         """Returns moving averages of weights, kept by a model's optimizer or by a custom step in a second network.
 

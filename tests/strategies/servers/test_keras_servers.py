@@ -9,7 +9,7 @@ from tests.strategies.served import served
 from tests.strategies.servers.trained import OPTIONS, X, Y, assert_close, fit, links, model_in, with_momentum
 from tests.sweeps import some, sweep
 from tfdist import compression
-from tfdist.parameter_server import LocalSteps
+from tfdist.parameter_server import Gradients, Hogwild, LocalSteps
 
 
 @pytest.mark.parametrize("name", some(OPTIONS, 6, first=3))
@@ -86,6 +86,43 @@ def test_no_batch_of_a_generator_is_left_out():
             fit(model, batches(), steps_per_epoch=5, epochs=1)
         assert_close(*models)
         assert models[1].optimizer.iterations == 5
+
+
+class Assigning(keras.callbacks.Callback):
+    """Assigns to a model's weights in one of a callback's methods, in the second epoch."""
+
+    def __init__(self, method):
+        super().__init__()
+        setattr(self, method, lambda place, logs=None: self._assign() if place == 1 else None)
+
+    def _assign(self):
+        self.model.set_weights([0.5 * weight + 1 for weight in self.model.get_weights()])
+
+
+@pytest.mark.parametrize("pushes", [Gradients(), Hogwild(), LocalSteps(1)])
+def test_weights_assigned_by_callbacks_are_trained_on(pushes):
+    methods = ["on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_epoch_end"]
+    with served(pushes=pushes) as (strategy,):
+        for method in methods:
+            models = model_in(), model_in(strategy)
+            for model in models:
+                fit(model, epochs=3, callbacks=[Assigning(method)])
+            assert_close(*models)
+
+
+@pytest.mark.parametrize(("pushes", "times"), [(Gradients(), 1), (LocalSteps(1), 0)])
+def test_optimizer_variables_that_stay_the_servers_are_named(caplog, pushes, times):
+    with served(pushes=pushes) as (strategy,):
+        model = model_in(strategy)
+        fit(model, epochs=2, callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))])
+        model.evaluate(X, Y, verbose=0)
+        model.optimizer.learning_rate = 0.2
+        model.set_weights(model.get_weights())
+        assert "was assigned" not in caplog.text
+        for variable in model.optimizer.variables:
+            variable.assign(keras.ops.zeros_like(variable))
+        fit(model, epochs=1)
+    assert caplog.text.count("a variable of the optimizer sgd was assigned to, but") == times
 
 
 def test_custom_loop_trains_as_keras_does():

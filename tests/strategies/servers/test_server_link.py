@@ -262,6 +262,24 @@ def test_values_assigned_by_chief_replace_server_values():
             np.testing.assert_allclose(variable.numpy(), np.full(variable.shape, -1.5), rtol=1e-6)
 
 
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_values_assigned_within_an_epoch_go_to_servers_with_the_next_step(prefetch):
+    """A step under way is finished before, with the old values."""
+    ones = [tf.ones(shape) for shape in SHAPES]
+    with linked(keras.optimizers.SGD(1.0)) as (link, made):
+        chief = link(prefetch=prefetch)
+        for _ in range(2):
+            chief.update(ones, made)
+        for variable in made:
+            variable.assign(tf.fill(variable.shape, 5.0))
+            chief.assigned(variable)
+        for _ in range(3):
+            chief.update(ones, made)
+        chief.refresh()
+        for variable in made:
+            np.testing.assert_allclose(variable.numpy(), np.full(variable.shape, 2.0), rtol=1e-6)
+
+
 def test_servers_without_variables_count_all_the_same():
     optimizer, small = keras.optimizers.SGD(1.0), [keras.Variable(np.zeros(2, "float32"))]
     optimizer.build(small)

@@ -32,7 +32,6 @@ from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.data.shares import Shares, weighed
 from tfdist.strategies.divided_abilities import DividesUpdates
-from tfdist.strategies.round_abilities import TrainsInRounds
 from tfdist.strategies.server_abilities import UpdatesOnServers
 from tfdist.tensors import unnumbered
 from tfdist.thread_values import ThreadValue
@@ -146,7 +145,7 @@ def _to_the_own_copy(original: Callable[..., Any]) -> Callable[..., Any]:
 def _note_assignment_of_the_user(variable: Any) -> None:
     if tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None:
         return
-    extended = current_strategy.of_strategy(strategy_of(value_of(variable)), TrainsInRounds)
+    extended = current_strategy.of_strategy(strategy_of(value_of(variable)), Ability)
     if extended is not None and tf.executing_eagerly():
         extended.assigned(variable)
 

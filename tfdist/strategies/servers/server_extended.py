@@ -131,6 +131,11 @@ class ServerExtended(OneDevice, UpdatesOnServers):
         else:
             self._links[id(optimizer)].update(gradients, variables, samples, apply, ticket)
 
+    def assigned(self, variable: Any) -> None:
+        """Has the chief's next step give a value to the servers; see `tfdist.strategies.abilities.Ability`."""
+        for link in list(self._links.values()):
+            link.assigned(variable)
+
     def links(self, model: Any) -> list[Link]:
         """Returns the links of a model's optimizers; see `tfdist.strategies.server_abilities.UpdatesOnServers`."""
         if self.observes:

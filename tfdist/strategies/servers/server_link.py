@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.engine.host_calls import host_call
 from tfdist.errors import TfdistError
+from tfdist.notices import warn_once
 from tfdist.parameter_server.dealing.epochs import number_of
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.protocol.gradients import PushedGradients
@@ -26,8 +27,14 @@ from tfdist.parameter_server.worker.model import Model
 from tfdist.parameter_server.worker.observer import Observer
 from tfdist.parameter_server.worker.session import Session, Vectors
 from tfdist.private import optimizers
+from tfdist.private.models import value_of
 from tfdist.strategies.servers.server_vectors import PushAnswerLayout, kinds_of, tensors_for_server
 from tfdist.tensors import to_array, to_tensor
+
+_STAYS = (
+    "tfdist: a variable of the optimizer %s was assigned to, but parameter servers go on with theirs: only "
+    "weights and the learning rate can be assigned. To go back to an earlier state, load a new model."
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class Link:
         variables: the Keras variables, which get the servers' values.
 
     Attributes:
+        ids: the variables' `id`s.
         failure: the error that has ended the communication, or None.
         last_ticket: ticket of the batch whose gradients were sent last; -1 if it was not dealt.
     """
@@ -68,6 +76,9 @@ class Link:
         connections, worker, arguments = attachment.connections, attachment.worker, attachment.arguments
         self._optimizer = optimizer
         self._variables = list(variables)
+        self.ids = {id(variable) for variable in variables}
+        rate = optimizers.learning_rate(optimizer)
+        self._of_servers = {id(variable) for variable in optimizer.variables if variable is not rate}
         self._is_chief = worker == 0
         self._is_lazy = arguments.is_lazy
         # Where each gradient is an update of its own, its norm is that of all variables, on any number of servers.
@@ -102,7 +113,7 @@ class Link:
         self._read: Callable[[], Sequence[np.ndarray]] = list
         self.failure: TfdistError | None = None
         self.last_ticket = -1
-        self._is_finalized = False
+        self._is_assigned = self._is_finalized = False
         on_servers = keras.saving.serialize_keras_object(self._on_servers)
         self._assign(self._session.begin(self._held(), on_servers, self._state if self._is_chief else None))
 
@@ -115,11 +126,6 @@ class Link:
     def name(self) -> str:
         """The model's name."""
         return self._model.name
-
-    @property
-    def ids(self) -> set[int]:
-        """The variables' `id`s."""
-        return {id(variable) for variable in self._variables}
 
     @property
     def averages_here(self) -> bool:
@@ -163,6 +169,9 @@ class Link:
             ]
             self.last_ticket = int(number)
             ticket_number = None if ticket is None else number_of(int(number))
+            if self._is_assigned:  # by a callback or a loop, within an epoch
+                with self._lock, self._failing():
+                    self._put_assigned()
             vectors = self._step(pushed, float(samples), float(rate) if sends_rate else None, ticket_number)
             return [
                 np.int64(self._session.iterations),  # TensorFlow caches Python numbers that it converts
@@ -228,19 +237,19 @@ class Link:
         slots, scalars = self._of_optimizer()
         for slot in slots:
             if slot.name in state.slots[slot.variable]:
-                slot.value.assign(state.slots[slot.variable][slot.name])
+                value_of(slot.value).assign(state.slots[slot.variable][slot.name])
         for name, variable in scalars.items():
             is_own = self._is_chief and variable is optimizers.learning_rate(self._optimizer)
             if name in state.scalars and not is_own:
-                variable.assign(state.scalars[name])
+                value_of(variable).assign(state.scalars[name])
 
     def finalize(self) -> None:
         """Assigns moving averages of the values, if the optimizer keeps them; the chief's become the newest values."""
         with self._lock:
             averages = self._session.averages()
             self._session.forget()
-        for variable, value in zip(self._variables, averages, strict=True):
-            variable.assign(value)
+        self._take(averages)
+        self._is_assigned = self._is_chief
         self._is_finalized = not self._is_chief
 
     def _take_final(self) -> None:
@@ -248,8 +257,7 @@ class Link:
         if self._is_finalized:
             with self._lock:
                 averages = self._session.final()
-            for variable, value in zip(self._variables, averages, strict=True):
-                variable.assign(value)
+            self._take(averages)
 
     def newest_version(self) -> int:
         """Returns the number of updates that the servers' parameters contain now; for evaluators only."""
@@ -277,8 +285,23 @@ class Link:
             self._session.close(is_over=True)
             self._successor = successor.name
 
+    def assigned(self, variable: Any) -> None:
+        """Notes that the program has assigned a value to a variable.
+
+        The chief's next step gives a weight to the servers. Variables of the optimizer stay those of the servers, which
+        is said once.
+
+        Args:
+            variable: a Keras variable, of the model or of anything else.
+        """
+        if id(variable) in self.ids:
+            self._is_assigned = True
+        elif id(variable) in self._of_servers and not self.averages_here:
+            warn_once(_STAYS, self._optimizer.name)
+
     def _put_assigned(self) -> None:
         """Gives the servers what the chief's program has assigned, by `load_weights`, `set_weights` or a callback."""
+        self._is_assigned = False
         if not self._is_chief:
             return
         arrays = [array_of(variable) for variable in self._variables]
@@ -391,13 +414,17 @@ class Link:
 
     def _assign(self, vectors: Vectors) -> None:
         self._assign_arrays(self._session.whole(vectors))
-        optimizers.apply_count(self._optimizer).assign(np.int64(self._session.iterations))
+        value_of(optimizers.apply_count(self._optimizer)).assign(np.int64(self._session.iterations))
 
     def _assign_arrays(self, arrays: Sequence[np.ndarray]) -> None:
         """Assigns values that the servers have."""
-        for variable, value in zip(self._variables, arrays, strict=True):
-            variable.assign(value)
+        self._take(arrays)
         self._read = lambda: arrays
+
+    def _take(self, arrays: Sequence[np.ndarray]) -> None:
+        """Assigns values, without the note that Keras's own ``assign`` gives of them; see `assigned`."""
+        for variable, value in zip(self._variables, arrays, strict=True):
+            value_of(variable).assign(value)
 
     def _prepared(self, gradients: Sequence[Any]) -> list[Any]:
         """Returns gradients as they are sent: unscaled, and clipped if that is done here."""
