@@ -8,6 +8,7 @@ _INNER_TO_OUTER = (
     "strategies.data.tensorflow_iterators",
     "strategies.keras.keras_seams",
     "strategies.keras_unsynchronized",
+    "strategies.keras.keras_accumulation",
     "strategies.keras.keras_callbacks",
     "strategies.keras.keras_epochs",  # its callback is the last one
     "strategies.keras.keras_backup",

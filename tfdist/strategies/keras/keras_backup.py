@@ -23,7 +23,7 @@ from tfdist.private import backups
 from tfdist.private.models import begin_at, initial_epoch
 from tfdist.strategies import atomic_files, keras_hooks
 from tfdist.strategies.abilities import DataParallel
-from tfdist.strategies.keras import keras_saving
+from tfdist.strategies.keras import keras_accumulation, keras_saving
 from tfdist.strategies.keras.keras_variables import broadcast_state
 from tfdist.strategies.server_abilities import UpdatesOnServers
 
@@ -155,6 +155,7 @@ class _Shared:
             )
         begin_at(model, int(status[1]))
         broadcast_state(model, extended)
+        keras_accumulation.leave_to_writer(model, extended)
         if status[1]:
             keras_saving.restore_training_state(model, extended, self._beside)
 
@@ -163,6 +164,7 @@ class _Shared:
         saves = self.extended.is_writer or keras_saving.compressor_of(self.extended) is not None
         if saves and "://" not in self._beside:
             Path(self._beside).parent.mkdir(parents=True, exist_ok=True)
+        keras_accumulation.gather(self._callback.model, self.extended)  # within an epoch, too
         keras_saving.save_training_state(self._callback.model, self.extended, self._beside)
         self.extended.run_on_writer(self._callback.model, self._files.save)
 

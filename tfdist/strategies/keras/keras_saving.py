@@ -20,7 +20,7 @@ from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import atomic_files, current_strategy, keras_hooks
 from tfdist.strategies.abilities import Ability, DataParallel
-from tfdist.strategies.keras import keras_outer
+from tfdist.strategies.keras import keras_accumulation, keras_outer
 from tfdist.strategies.keras.keras_variables import broadcast_state
 from tfdist.strategies.round_abilities import ElasticMembership
 from tfdist.thread_values import ThreadValue
@@ -126,6 +126,7 @@ def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
             extended.share_loaded(self)
         else:
             broadcast_state(self, extended)
+            keras_accumulation.leave_to_writer(self, extended)
         restore_compression(extended, filepath)
         return None
 
@@ -143,6 +144,7 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
         extended.await_file(filepath)
         model = original(filepath, *args, **kwargs)
         extended.all_processes.barrier()  # the chief has loaded the rows of embeddings, too
+        keras_accumulation.leave_to_writer(model, extended)
         restore_training_state(model, extended, filepath)
         return model
 

@@ -56,6 +56,7 @@ from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.data import tensorflow_iterators
 from tfdist.strategies.keras import (
     collective_gradients,
+    keras_accumulation,
     keras_agreement,
     keras_backup,
     keras_building,
@@ -97,6 +98,7 @@ def install() -> None:
     """Installs the seams that all strategies need, once. Further ones are installed by some strategies' `extended`."""
     tensorflow_iterators.install()
     keras_hooks.add(CommonHooks, WriterProgress, InOrder)
+    keras_accumulation.install()
     keras_callbacks.install()
     keras_epochs.install()
     keras_backup.install()
