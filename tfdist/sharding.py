@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 SPLIT_BYTES = 1 << 18
 """Variables with no more bytes stay whole: updating a part would take as long as updating all."""
 
@@ -46,6 +48,10 @@ class VariablePart:
     begin: int
     end: int
 
+    def rows(self, array: np.ndarray) -> np.ndarray:
+        """Returns the part's rows of an array with all rows, as a view."""
+        return array[self.begin : self.end] if array.ndim else array
+
 
 @dataclass(frozen=True)
 class ShardAssignment:
@@ -58,12 +64,6 @@ class ShardAssignment:
 
     shards: tuple[tuple[VariablePart, ...], ...]
     nbytes: tuple[int, ...]
-
-    @property
-    def imbalance(self) -> float:
-        """Bytes of the largest shard, divided by an equal share; 1 is even."""
-        total = sum(self.nbytes)
-        return max(self.nbytes) * len(self.nbytes) / total if total else 1.0
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,6 @@ class Compressor:
         compression: the ``compression`` argument of a strategy.
         rank: this process's rank.
         size: the number of processes.
-        seed: the seed of all randomness; the same on all ranks.
         part: name of the part of a model whose gradients these processes reduce, if others of the job reduce others.
         scatters: whether each process gets the sums of its own parts of gradients only.
 
@@ -120,13 +119,12 @@ class Compressor:
         compression: Choice | Schedule | Policy,
         rank: int = 0,
         size: int = 1,
-        seed: int = 0,
         part: str = "",
         scatters: bool = False,
     ) -> None:
         self._policy = policy.as_policy(compression, scatters)
         self._scatters = scatters
-        self._rank, self._size, self._seed = rank, size, seed
+        self._rank, self._size = rank, size
         self._part = part
         self._variables: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._momentum: dict[str, float] = {}
@@ -188,7 +186,7 @@ class Compressor:
             tensor is not None and tensor.schedule.compresses == compresses for tensor in self._tensors.values()
         )
         name = f"{'' if compresses else 'uncompressed '}{place} {'.'.join(kind)} {list(shape)}"
-        state = State(name, self._rank, self._size, self._seed, shape)
+        state = State(name, self._rank, self._size, shape=shape)
         for kept, array in self._restored.pop(name, {}).items():
             state.restore(kept, array)
         return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
+import keras
 import tensorflow as tf
 
 from tfdist.seams import optimizer, trainer
@@ -36,6 +37,18 @@ class ModelHooks(_OfAbility[A], trainer.TrainerHooks):
 
 class StrategyOptimizerHooks(_OfAbility[A], optimizer.OptimizerHooks):
     """The hooks of any optimizer that a replica uses, whose strategy has an ability."""
+
+
+class StrategyCallback(keras.callbacks.Callback, Generic[A]):
+    """A callback that a strategy adds to those of its users.
+
+    Args:
+        extended: the strategy's `extended`.
+    """
+
+    def __init__(self, extended: A) -> None:
+        super().__init__()
+        self._extended = extended
 
 
 def add(*kinds: type[ModelHooks[Any]]) -> None:

@@ -51,11 +51,6 @@ def backed_up(strategy, folder, epochs):
     return callback
 
 
-@pytest.fixture
-def strategy(ranks):
-    return Ranked(ranks(1).groups[0])
-
-
 @pytest.mark.parametrize("compression", [None, TopK(0.5)], ids=["", "residuals"])
 def test_processes_that_write_nothing_make_no_folder(ranks, tmp_path, compression):
     """Each has a folder of its own, as on machines that share no files."""

@@ -3,13 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.strategies.ranked import Ranked
 from tfdist.strategies.keras import keras_building
-
-
-@pytest.fixture
-def strategy(ranks):
-    return Ranked(ranks(1).groups[0])
 
 
 @pytest.mark.parametrize(

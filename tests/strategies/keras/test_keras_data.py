@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.strategies.ranked import Ranked, on_ranks
+from tests.strategies.ranked import on_ranks
 from tfdist.private import tensorflow as private
 from tfdist.strategies.keras import keras_data
 from tfdist.strategies.step_calls import StepCalls
-
-
-@pytest.fixture
-def strategy(ranks):
-    return Ranked(ranks(1).groups[0])
 
 
 def test_one_replica_reads_what_plain_keras_reads(strategy):

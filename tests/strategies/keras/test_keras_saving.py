@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.strategies.ranked import Ranked, on_ranks
+from tests.strategies.ranked import on_ranks
 from tfdist import compression as c
 from tfdist.strategies import atomic_files
 from tfdist.strategies.keras import keras_saving
@@ -21,11 +21,6 @@ def model_in(strategy, value=None):
 
 def values(model):
     return {float(value) for weight in model.get_weights() for value in np.ravel(weight)}
-
-
-@pytest.fixture
-def strategy(ranks):
-    return Ranked(ranks(1).groups[0])
 
 
 SAVES = {

@@ -15,11 +15,6 @@ from tfdist.strategies.keras import keras_seams
 X, Y = np.arange(8.0, dtype=np.float32).reshape(4, 2), np.ones((4, 1), np.float32)
 
 
-@pytest.fixture
-def strategy(ranks):
-    return Ranked(ranks(1).groups[0])
-
-
 def model_in(strategy, *layers, **arguments):
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((2,)), *layers, keras.layers.Dense(1, kernel_initializer="ones")])

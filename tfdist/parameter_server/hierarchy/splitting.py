@@ -23,7 +23,7 @@ def split_by_root(gradients: PushedGradients, shapes: Shapes, model: Model) -> l
     by_root = []
     for parts, root_shapes in zip(model.dealing.shards, model.shapes, strict=True):
         kinds = tuple(gradients.kinds[part.variable] for part in parts)
-        arrays = [_rows(dense[part.variable], part) if part.variable in dense else None for part in parts]
+        arrays = [part.rows(dense[part.variable]) if part.variable in dense else None for part in parts]
         sparse = {
             place: _named(*gradients.sparse[part.variable], part)
             for place, part in enumerate(parts)
@@ -31,10 +31,6 @@ def split_by_root(gradients: PushedGradients, shapes: Shapes, model: Model) -> l
         }
         by_root.append(PushedGradients(kinds, root_shapes.layout(kinds).vectors(arrays), sparse))
     return by_root
-
-
-def _rows(array: np.ndarray, part: VariablePart) -> np.ndarray:
-    return array[part.begin : part.end] if array.ndim else array
 
 
 def _named(rows: np.ndarray, indices: np.ndarray, part: VariablePart) -> tuple[np.ndarray, np.ndarray]:

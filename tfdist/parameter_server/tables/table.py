@@ -39,7 +39,6 @@ class EmbeddingTable:
         dtype: dtype of the rows, float32 or float64.
 
     Attributes:
-        evicted: the number of rows that were evicted since this object was made.
         dropped: the number of keys in updates whose gradients were dropped since this object was made.
 
     Raises:
@@ -58,7 +57,6 @@ class EmbeddingTable:
             raise ValueError(f"dim must be a whole number of at least 1; got {dim!r}")
         if dtype not in ("float32", "float64"):
             raise ValueError(f'dtype must be "float32" or "float64"; got {dtype!r}')
-        self.evicted = 0
         self.dropped = 0
         self._dim = dim
         self._dtype = np.dtype(dtype)
@@ -352,7 +350,6 @@ class EmbeddingTable:
     def _evict(self, rows: KeyedRows, slots: np.ndarray) -> None:
         if len(slots):
             rows.remove(slots)
-            self.evicted += len(slots) if rows is self._rows else 0
 
 
 def _summed(slots: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -135,14 +135,14 @@ class Model:
         parts = self.dealing.shards[server]
         slots = [
             {
-                name: _rows(array, part) if array.shape == self._shapes[part.variable] else array
+                name: part.rows(array) if array.shape == self._shapes[part.variable] else array
                 for name, array in state.slots[part.variable].items()
             }
             if state.slots
             else {}
             for part in parts
         ]
-        return TrainingState([_rows(state.values[part.variable], part) for part in parts], slots, state.scalars)
+        return TrainingState([part.rows(state.values[part.variable]) for part in parts], slots, state.scalars)
 
     def whole(self, shard_arrays: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
         """Joins the arrays of the variables' parts into one for each variable.
@@ -192,7 +192,3 @@ def _unique(paths: Sequence[str]) -> list[str]:
 
 def _digest(described: list[object]) -> str:
     return hashlib.sha256(msgspec.json.encode(described)).hexdigest()[:16]
-
-
-def _rows(array: np.ndarray, part: VariablePart) -> np.ndarray:
-    return array[part.begin : part.end] if array.ndim else array

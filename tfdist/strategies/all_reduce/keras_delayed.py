@@ -73,16 +73,8 @@ def _check(optimizer: Any) -> None:
         )
 
 
-class LastUpdates(keras.callbacks.Callback):
-    """A callback that makes pending updates before `fit`: a custom loop or an interrupted `fit` may have left some.
-
-    Args:
-        extended: the strategy's `extended`.
-    """
-
-    def __init__(self, extended: DelaysUpdates) -> None:
-        super().__init__()
-        self._extended = extended
+class LastUpdates(keras_hooks.StrategyCallback[DelaysUpdates]):
+    """A callback that makes pending updates before `fit`: a custom loop or an interrupted `fit` may have left some."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes the last updates of earlier training."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tfdist.strategies import keras_hooks
 from tfdist.strategies.divided_abilities import DividesUpdates
 
 
@@ -20,16 +21,8 @@ def adapted(given: list[Any], extended: DividesUpdates) -> list[Any]:
     return [_showing_all_weights(callback, extended) if _reads_weights(callback) else callback for callback in given]
 
 
-class _GivesWeights(keras.callbacks.Callback):
-    """A callback that sends the writer this process's weights when the writer reads them.
-
-    Args:
-        extended: the strategy's `extended`.
-    """
-
-    def __init__(self, extended: DividesUpdates) -> None:
-        super().__init__()
-        self._extended = extended
+class _GivesWeights(keras_hooks.StrategyCallback[DividesUpdates]):
+    """A callback that sends the writer this process's weights when the writer reads them."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Sends the writer this process's weights."""

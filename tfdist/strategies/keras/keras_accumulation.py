@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.private import tensorflow as private
@@ -35,16 +34,8 @@ class GathersAccumulated(keras_hooks.ModelHooks[DataParallel]):
         return [GatherAtEpochEnd(self.extended), *given] if self.extended.runs_in_lockstep else given
 
 
-class GatherAtEpochEnd(keras.callbacks.Callback):
-    """A callback that gives the writer the gradients that all replicas have accumulated.
-
-    Args:
-        extended: the strategy's `extended`.
-    """
-
-    def __init__(self, extended: DataParallel) -> None:
-        super().__init__()
-        self._extended = extended
+class GatherAtEpochEnd(keras_hooks.StrategyCallback[DataParallel]):
+    """A callback that gives the writer the gradients that all replicas have accumulated."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Gathers the gradients."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.strategies import keras_hooks
@@ -27,16 +26,11 @@ class EpochEndHooks(keras_hooks.ModelHooks[DataParallel]):
         return [*given, EpochSynchronization(self.extended)] if self.extended.runs_in_lockstep else given
 
 
-class EpochSynchronization(keras.callbacks.Callback):
-    """A callback that stops all ranks after the same epoch if any requests it, and compares their weights.
-
-    Args:
-        extended: the strategy's `extended`.
-    """
+class EpochSynchronization(keras_hooks.StrategyCallback[DataParallel]):
+    """A callback that stops all ranks after the same epoch if any requests it, and compares their weights."""
 
     def __init__(self, extended: DataParallel) -> None:
-        super().__init__()
-        self._extended = extended
+        super().__init__(extended)
         self._before = False
         self._ends_at_once = False
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from tfdist.private.models import begin_at, initial_epoch
 from tfdist.seams.once import Once
 from tfdist.seams.trainer import TrainerCall
@@ -45,18 +43,11 @@ class ElasticModelHooks(keras_hooks.ModelHooks[ElasticMembership]):
         call.arguments["step_function"] = step
 
 
-class Beginning(keras.callbacks.Callback):
+class Beginning(keras_hooks.StrategyCallback[ElasticMembership]):
     """Callback that begins `fit` at the epoch of the other processes.
 
     Comes after the user's callbacks, which may load a backup.
-
-    Args:
-        extended: the strategy's `extended`.
     """
-
-    def __init__(self, extended: ElasticMembership) -> None:
-        super().__init__()
-        self._extended = extended
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Joins the others' call of `fit`, and sets the epoch to begin at."""
@@ -68,18 +59,14 @@ class Beginning(keras.callbacks.Callback):
         begin_at(self.model, None)
 
 
-class Pace(keras.callbacks.Callback):
+class Pace(keras_hooks.StrategyCallback[ElasticMembership]):
     """Callback that ends an epoch when other processes have ended it, and `fit` likewise.
 
     Comes before the user's callbacks, which may end `fit` after an epoch, and save its results.
-
-    Args:
-        extended: the strategy's `extended`.
     """
 
     def __init__(self, extended: ElasticMembership) -> None:
-        super().__init__()
-        self._extended = extended
+        super().__init__(extended)
         self._ends_epoch = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.private.keras import tree
@@ -44,16 +43,8 @@ class RoundOptimizerHooks(keras_hooks.StrategyOptimizerHooks[TrainsInRounds]):
         self.extended.step_taken(optimizer)
 
 
-class BeginRounds(keras.callbacks.Callback):
-    """Callback that begins `fit`, also after a custom loop, with equal weights, and each epoch with a round.
-
-    Args:
-        extended: the strategy's `extended`.
-    """
-
-    def __init__(self, extended: TrainsInRounds) -> None:
-        super().__init__()
-        self._extended = extended
+class BeginRounds(keras_hooks.StrategyCallback[TrainsInRounds]):
+    """Callback that begins `fit`, also after a custom loop, with equal weights, and each epoch with a round."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Makes weights equal, and begins a round with them."""

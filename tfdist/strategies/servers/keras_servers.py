@@ -264,16 +264,11 @@ def _warn_only_chief_writes(extended: UpdatesOnServers, name: str) -> None:
         )
 
 
-class SuspendBetweenEpochs(keras.callbacks.Callback):
-    """Callback that lets other workers go on between this worker's epochs, and reads the newest values before each.
-
-    Args:
-        extended: the strategy's `extended`.
-    """
+class SuspendBetweenEpochs(keras_hooks.StrategyCallback[UpdatesOnServers]):
+    """Callback that lets other workers go on between this worker's epochs, and reads the newest values before each."""
 
     def __init__(self, extended: UpdatesOnServers) -> None:
-        super().__init__()
-        self._extended = extended
+        super().__init__(extended)
         self._names = ["loss"]
 
     def set_params(self, params: Any) -> None:
