@@ -1,7 +1,16 @@
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tfdist.tensors import to_tensor, unnumbered
+from tfdist.tensors import map_values, to_tensor, unnumbered
+
+
+def test_function_of_rows_leaves_them_at_their_indices():
+    rows = map_values(lambda tensor: 2 * tensor, tf.IndexedSlices(tf.ones((2, 3)), tf.constant([4, 1]), (5, 3)))
+    dense = np.zeros((5, 3))
+    dense[[4, 1]] = 2
+    np.testing.assert_array_equal(tf.convert_to_tensor(rows), dense)
+    np.testing.assert_array_equal(map_values(lambda tensor: 2 * tensor, tf.ones(3)), np.full(3, 2))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, bool])

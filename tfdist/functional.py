@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tfdist.strategies import require_tensorflow
+from tfdist.tensors import map_values
 
 require_tensorflow()
 
@@ -98,7 +99,7 @@ def _sparse(sums: Slices, slices: list[tf.IndexedSlices], op: str, group: Group 
     if op == "sum":
         return totals
     count = _size(group)
-    return [tf.IndexedSlices(_divided(total.values, count), total.indices, total.dense_shape) for total in totals]
+    return [map_values(lambda rows: _divided(rows, count), total) for total in totals]
 
 
 def _dense(bridge: Bridge, tensors: list[tf.Tensor], op: str, group: Group | None) -> list[tf.Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +13,18 @@ _DLPACK_KINDS = "fiuc"
 
 HOST = "/device:CPU:0"
 """The device whose tensors are in memory that host functions can read and write."""
+
+
+def map_values(function: Callable[[tf.Tensor], tf.Tensor], value: Any) -> Any:
+    """Returns a function of a tensor, or of the rows of `tf.IndexedSlices`, which stay rows at the same indices.
+
+    Args:
+        function: function that keeps the number of rows.
+        value: a tensor, or `tf.IndexedSlices`.
+    """
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(function(value.values), value.indices, value.dense_shape)
+    return function(value)
 
 
 def to_array(tensor: tf.Tensor) -> np.ndarray:

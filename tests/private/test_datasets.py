@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import Ranked
-from tfdist.private import datasets
+from tfdist.private import datasets, tensorflow
 
 
 @pytest.mark.parametrize("asked", [None, True, False])
@@ -94,6 +94,7 @@ def test_none_in_dataset_elements_has_none_spec():
 
 
 def test_shards_and_unseeded_shuffles_are_detected():
+    tensorflow.context.set_global_seed(None)  # other tests may have left one
     made = tf.data.Dataset.range(8)
     assert datasets.shard_of(made) is None
     assert datasets.shard_of(made.shard(3, 1)) == (3, 1)

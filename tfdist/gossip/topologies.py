@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdist import whole_numbers
 from tfdist.compression.method import Described
 
 
@@ -136,8 +137,7 @@ class RandomPairs(Topology):
     is_static = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise ValueError(f"RandomPairs(seed=…) must be a whole number of at least 0; got {self.seed!r}")
+        whole_numbers.check("RandomPairs(seed=…)", self.seed, least=0)
 
     def sources(self, rank: int, size: int, number: int) -> dict[int, float]:
         """Returns the weight of the partner in a round; see `Topology`."""

@@ -250,14 +250,14 @@ def _times(array: np.ndarray, factor: float) -> np.ndarray:
 def restore(rules: Sequence[tuple[Rule, Arrays]], states: States) -> None:
     """Gives rules the states from a file. If the states belong to other rules, resets all rules with a warning.
 
+    Without states, rules begin anew.
+
     Args:
         rules: rules, each with the values that it is for.
         states: state of each rule; empty if the file has none.
     """
-    if not states:
-        return
     try:
-        for (rule, like), state in zip(rules, states, strict=True):
+        for (rule, like), state in zip(rules, states or [[]] * len(rules), strict=True):
             rule.restore(state, like)
     except ValueError as error:
         for rule, like in rules:  # some may already have taken over their states

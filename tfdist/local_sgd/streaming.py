@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tfdist import whole_numbers
 from tfdist.local_sgd.intervals import Interval
 
 
@@ -27,9 +28,8 @@ class Streaming:
     delay: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, least in (("fragments", self.fragments, 1), ("delay", self.delay, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"Streaming({name}=…) must be a whole number of at least {least}; got {value!r}")
+        whole_numbers.check("Streaming(fragments=…)", self.fragments)
+        whole_numbers.check("Streaming(delay=…)", self.delay, least=0)
 
     def check(self, interval: Interval) -> None:
         """Checks that exchanges end before the next ones begin.

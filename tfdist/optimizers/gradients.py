@@ -17,6 +17,7 @@ from tfdist.engine.sums import Sums
 from tfdist.functional import Adasum
 from tfdist.optimizers.local_clipping import LocalClipping
 from tfdist.strategies.keras.gradient_norms import GradientNorms
+from tfdist.tensors import map_values
 
 
 class GradientAverager:
@@ -136,9 +137,7 @@ class GradientAverager:
     def _of_local(self, gradient: Any) -> Any:
         if not ((self._average or self._adaptive) and self._scale_local):
             return gradient
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(self._of_local(gradient.values), gradient.indices, gradient.dense_shape)
-        return gradient / tf.cast(self._size, gradient.dtype)
+        return map_values(lambda tensor: tensor / tf.cast(self._size, tensor.dtype), gradient)
 
     def _over_processes(self, values: list[Any], variables: list[Any]) -> list[Any]:
         names = [_path(variable) for variable in variables]

@@ -76,7 +76,7 @@ class TrainsInRounds(DataParallel):
 
         Args:
             model: a Keras model.
-            states: states of outer optimizers, as `outer_states` returned them.
+            states: states of outer optimizers, as `outer_states` returned them; those that are missing begin anew.
         """
 
     @abc.abstractmethod

@@ -4,7 +4,7 @@ import pytest
 
 from tests.strategies.ranked import Ranked, model_of, on_ranks
 from tfdist import compression as c
-from tfdist.strategies.keras import keras_callbacks, keras_epochs
+from tfdist.strategies.keras import keras_accumulation, keras_callbacks, keras_epochs
 
 X, Y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
 
@@ -29,15 +29,17 @@ def test_only_the_writer_keeps_writing_callbacks(ranks, tmp_path, compression):
         return [type(callback).__name__ for callback in keras_callbacks.adapt(given, model_of(strategy))]
 
     writer, other = on_ranks(ranks(2), work, compression=compression)
-    assert writer == ["CSVLogger", "ModelCheckpoint", "EarlyStopping", "EpochSynchronization"]
-    assert other == [*(["ModelCheckpoint"] if compression else []), "EarlyStopping", "EpochSynchronization"]
+    first, last = "GatherAtEpochEnd", "EpochSynchronization"
+    assert writer == [first, "CSVLogger", "ModelCheckpoint", "EarlyStopping", last]
+    assert other == [first, *(["ModelCheckpoint"] if compression else []), "EarlyStopping", last]
 
 
 @pytest.mark.parametrize("given", [None, [], keras.callbacks.Callback(), [[keras.callbacks.Callback()]]])
 def test_adapt_accepts_none_one_or_nested_callbacks(ranks, given):
     adapted = keras_callbacks.adapt(given, model_of(Ranked(ranks(1).groups[0])))
+    assert isinstance(adapted[0], keras_accumulation.GatherAtEpochEnd)
     assert isinstance(adapted[-1], keras_epochs.EpochSynchronization)
-    assert [type(callback) for callback in adapted[:-1]] == [keras.callbacks.Callback] * bool(given)
+    assert [type(callback) for callback in adapted[1:-1]] == [keras.callbacks.Callback] * bool(given)
 
 
 def test_a_callback_list_stays_the_users(ranks):

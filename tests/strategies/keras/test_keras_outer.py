@@ -76,6 +76,31 @@ def test_load_weights_restores_outer_state_during_training(tmp_path):
         np.testing.assert_array_equal(array, other)
 
 
+def test_momentum_begins_anew_with_weights_that_were_saved_without_it(tmp_path):
+    """Before the first round, by plain Keras, or beside another file's states."""
+    path = tmp_path / "a.weights.h5"
+    model = model_in(momentum_strategy())
+    model.save_weights(path)
+    assert not (tmp_path / "a.weights.h5.outer.npz").exists()
+    first = fit(model).get_weights()
+    model.load_weights(path)
+    for weight, expected in zip(fit(model).get_weights(), first, strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-5)
+
+
+def test_states_beside_other_weights_are_ignored_with_warning(tmp_path, caplog):
+    path, other = tmp_path / "a.weights.h5", tmp_path / "b.weights.h5"
+    model = model_in(momentum_strategy())
+    model.save_weights(other)
+    first = fit(model).get_weights()
+    model.save_weights(path)
+    other.replace(path)
+    model.load_weights(path)
+    assert "a.weights.h5.outer.npz belongs to other weights than were loaded" in caplog.text
+    for weight, expected in zip(fit(model).get_weights(), first, strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-5)
+
+
 def test_saving_without_outer_optimizer_removes_old_state_file(tmp_path):
     path = tmp_path / "a.weights.h5"
     fit(model_in(momentum_strategy())).save_weights(path)
@@ -120,6 +145,7 @@ def test_one_rank_reads_for_all(ranks, tmp_path):
         path = tmp_path / f"{group.rank}"
         keras_outer.save(model, first.extended, path)
         again = model_in(second := made())
+        again.set_weights(model.get_weights())
         keras_outer.restore(again, second.extended, path)
         fit(again)  # whose rounds begin with what was restored
         steps = int(second.extended.outer_states(again)[0][0][0])

@@ -1,5 +1,7 @@
 """Keras's methods on parameter servers, which are threads of this process."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -122,7 +124,7 @@ def test_optimizer_variables_that_stay_the_servers_are_named(caplog, pushes, tim
         for variable in model.optimizer.variables:
             variable.assign(keras.ops.zeros_like(variable))
         fit(model, epochs=1)
-    assert caplog.text.count("a variable of the optimizer sgd was assigned to, but") == times
+    assert len(re.findall(r"a variable of the optimizer sgd\w* was assigned to, but", caplog.text)) == times
 
 
 def test_custom_loop_trains_as_keras_does():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tfdist import whole_numbers
 from tfdist.parameter_server.options.servers import SnapshotOptions
 from tfdist.parameter_server.options.staleness import Unscaled
 from tfdist.parameter_server.options.synchronization import SoftSync, Synchronization
@@ -44,5 +45,4 @@ class PerHost(SnapshotOptions):
                 "PerHost(synchronization=…) takes no late=, because the root servers scale late gradients: give late= "
                 f"to the strategy's synchronization=; got {self.synchronization!r}"
             )
-        if not isinstance(self.roots, int) or isinstance(self.roots, bool) or self.roots < 1:
-            raise ValueError(f"PerHost(roots=…) must be a whole number of at least 1; got {self.roots!r}")
+        whole_numbers.check("PerHost(roots=…)", self.roots)

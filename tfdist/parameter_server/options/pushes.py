@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tfdist import whole_numbers
 from tfdist.compression import differences
 from tfdist.compression.policy import Choice, Policy, Schedule, as_policy
 from tfdist.parameter_server.options.concise import Concise
@@ -62,7 +63,7 @@ class LocalSteps(Concise):
     compression: Compression = None
 
     def __post_init__(self) -> None:
-        _check_steps("LocalSteps", self.steps)
+        whole_numbers.check("LocalSteps(steps=…)", self.steps)
         policy_of(self.compression)
 
 
@@ -88,7 +89,7 @@ class ElasticAveraging(Concise):
     compression: Compression = None
 
     def __post_init__(self) -> None:
-        _check_steps("ElasticAveraging", self.steps)
+        whole_numbers.check("ElasticAveraging(steps=…)", self.steps)
         policy_of(self.compression)
         if self.rate is not None and not 0 < self.rate <= 1:
             raise ValueError(f"ElasticAveraging(rate=…) must be above 0 and at most 1; got {self.rate!r}")
@@ -109,11 +110,6 @@ class Hogwild:
         Recht, Ré, Wright and Niu, *Hogwild!: a lock-free approach to parallelizing stochastic gradient descent*,
         NeurIPS 2011.
     """
-
-
-def _check_steps(name: str, steps: object) -> None:
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(f"{name}(steps=…) must be a whole number of at least 1; got {steps!r}")
 
 
 def policy_of(compression: Compression) -> Policy | None:

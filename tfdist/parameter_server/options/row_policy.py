@@ -8,6 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from tfdist import whole_numbers
+
 
 @dataclass(frozen=True)
 class RowPolicy:
@@ -40,10 +42,8 @@ class RowPolicy:
     def __post_init__(self) -> None:
         for name in ("admit_after", "evict_after", "max_rows"):
             value = getattr(self, name)
-            if name != "admit_after" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"RowPolicy({name}=…) must be a whole number of at least 1; got {value!r}")
+            if name == "admit_after" or value is not None:
+                whole_numbers.check(f"RowPolicy({name}=…)", value)
         if self.evict_first not in ("least_recently_used", "least_used"):
             raise ValueError(
                 f'RowPolicy(evict_first=…) must be "least_recently_used" or "least_used"; got {self.evict_first!r}'

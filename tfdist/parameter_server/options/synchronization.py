@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tfdist import whole_numbers
 from tfdist.parameter_server.options.concise import Concise
 from tfdist.parameter_server.options.staleness import StalenessPolicy, Unscaled
 
@@ -79,7 +80,7 @@ class BoundedStaleness(Synchronization):
     late: StalenessPolicy = Unscaled()  # noqa: RUF009
 
     def __post_init__(self) -> None:
-        _check("BoundedStaleness", "steps", self.steps, 0)
+        whole_numbers.check("BoundedStaleness(steps=…)", self.steps, 0)
         _check_late(self)
 
     def lead(self) -> int | None:
@@ -104,7 +105,7 @@ class SoftSync(Synchronization):
     late: StalenessPolicy = Unscaled()  # noqa: RUF009
 
     def __post_init__(self) -> None:
-        _check("SoftSync", "n", self.n, 1)
+        whole_numbers.check("SoftSync(n=…)", self.n, 1)
         _check_late(self)
 
     @property
@@ -131,7 +132,7 @@ class Synchronous(Synchronization):
     backup_workers: int = 0
 
     def __post_init__(self) -> None:
-        _check("Synchronous", "backup_workers", self.backup_workers, 0)
+        whole_numbers.check("Synchronous(backup_workers=…)", self.backup_workers, 0)
 
     @property
     def in_rounds(self) -> bool:
@@ -157,8 +158,3 @@ def _check_late(mode: Synchronization) -> None:
         raise TypeError(
             f"{type(mode).__name__}(late=…) must be a policy such as Inverse() or DropBeyond(4); got {mode.late!r}"
         )
-
-
-def _check(name: str, argument: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}({argument}=…) must be a whole number of at least {least}; got {value!r}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tfdist import whole_numbers
 from tfdist.parameter_server.tables.keyed_rows import KeyedRows
 
 _NEVER = -(1 << 62)
@@ -34,10 +35,8 @@ class CachePolicy:
     reads_own_writes: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("rows", 1), ("staleness", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
+        whole_numbers.check("rows", self.rows)
+        whole_numbers.check("staleness", self.staleness, least=0)
 
 
 @dataclass(frozen=True)

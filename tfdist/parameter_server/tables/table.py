@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist import whole_numbers
 from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.key_hash import server_of
 from tfdist.parameter_server.options.row_policy import RowPolicy
@@ -53,8 +54,7 @@ class EmbeddingTable:
         policy: RowPolicy | None = None,
         dtype: str = "float32",
     ) -> None:
-        if not isinstance(dim, int) or dim < 1:
-            raise ValueError(f"dim must be a whole number of at least 1; got {dim!r}")
+        whole_numbers.check("dim", dim)
         if dtype not in ("float32", "float64"):
             raise ValueError(f'dtype must be "float32" or "float64"; got {dtype!r}')
         self.dropped = 0

@@ -18,6 +18,7 @@ from tfdist.engine.tensorflow_sums import TensorFlowSums
 from tfdist.private import tensorflow as private
 from tfdist.strategies.data.shares import Shares
 from tfdist.strategies.keras import sparse_gradients
+from tfdist.tensors import map_values
 
 _PACKING = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=buckets.BUCKET_BYTES)
 
@@ -241,10 +242,11 @@ def _rows(value: Any) -> Any:
 
 
 def _zero_if_empty(value: Any, rows: tf.Tensor) -> Any:
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(_zero_if_empty(value.values, rows), value.indices, value.dense_shape)
-    with tf.device(value.device):
-        return tf.where(rows > 0, value, tf.zeros_like(value))
+    def zero_if_empty(tensor: tf.Tensor) -> tf.Tensor:
+        with tf.device(tensor.device):
+            return tf.where(rows > 0, tensor, tf.zeros_like(tensor))
+
+    return map_values(zero_if_empty, value)
 
 
 def _name(value: Any, destination: Any) -> str:

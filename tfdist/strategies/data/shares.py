@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.private import tensorflow as private
 from tfdist.private.keras import tree
+from tfdist.tensors import map_values
 
 
 class Share(NamedTuple):
@@ -237,6 +238,4 @@ def weighed(value: Any, weight: tf.Tensor) -> Any:
         value: a tensor, or `tf.IndexedSlices`, of a floating or complex dtype.
         weight: a float64 scalar.
     """
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(weighed(value.values, weight), value.indices, value.dense_shape)
-    return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
+    return map_values(lambda tensor: tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype)), value)

@@ -20,6 +20,7 @@ from tfdist.strategies import current_strategy
 from tfdist.strategies.divided import described_variables
 from tfdist.strategies.divided.dealing import contained
 from tfdist.strategies.divided_abilities import DividesUpdates
+from tfdist.tensors import map_values
 from tfdist.thread_values import ThreadValue
 
 
@@ -101,9 +102,7 @@ def _clipped_over_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _times(gradient: Any, factor: tf.Tensor) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(_times(gradient.values, factor), gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
+    return map_values(lambda tensor: tensor * tf.cast(factor, tensor.dtype), gradient)
 
 
 def _square(gradient: Any) -> tf.Tensor:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import whole_numbers
 from tfdist.parameter_server.options.initial_rows import InitialRows
 from tfdist.parameter_server.options.row_policy import RowPolicy
 from tfdist.parameter_server.tables.client import InProcess, TableClient, TableConnections, TableSpec
@@ -83,8 +84,7 @@ class DynamicEmbedding(keras.layers.Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if not isinstance(dim, int) or dim < 1:
-            raise ValueError(f"dim must be a whole number of at least 1; got {dim!r}")
+        whole_numbers.check("dim", dim)
         keras_seams.install()
         keras_embeddings.install()
         initial = InitialRows(**initial) if isinstance(initial, dict) else initial or InitialRows()

@@ -75,7 +75,7 @@ def _compared(model: Any, extended: DataParallel) -> list[Any]:
 
 def _hashes(variables: list[Any]) -> list[list[int]]:
     """Returns the hash of each copy of each variable."""
-    return [[_hash(copy.numpy()) for copy in private.copies(variable.value)] for variable in variables]
+    return [[checksum(copy.numpy()) for copy in private.copies(variable.value)] for variable in variables]
 
 
 def _raise_mismatch(extended: DataParallel, when: str, variable: Any, hashes: list[int]) -> None:
@@ -91,5 +91,6 @@ def _raise_mismatch(extended: DataParallel, when: str, variable: Any, hashes: li
     )
 
 
-def _hash(value: np.ndarray) -> int:
+def checksum(value: np.ndarray) -> int:
+    """Returns a number that differs for other values, at least 0 and below 2³²."""
     return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)

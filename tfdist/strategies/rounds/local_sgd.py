@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from tfdist import whole_numbers
 from tfdist.strategies import require_tensorflow
 
 require_tensorflow()
@@ -142,8 +143,7 @@ class LocalSGDStrategy(ProcessesInRounds):
 
 def _check(interval: Interval, start_after: int, slots: str, rule: object, streaming: object) -> None:
     where = "LocalSGDStrategy"
-    if not isinstance(start_after, int) or isinstance(start_after, bool) or start_after < 0:
-        raise ValueError(f"{where}(start_after=…) must be a whole number of at least 0; got {start_after!r}")
+    whole_numbers.check(f"{where}(start_after=…)", start_after, least=0)
     if slots not in ("keep", "average"):
         raise ValueError(f"{where}(slots=…) must be 'keep' or 'average'; got {slots!r}")
     if not isinstance(rule, Rule):

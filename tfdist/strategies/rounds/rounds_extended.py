@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import logging
 import weakref
 from collections import Counter
@@ -160,7 +161,9 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
 
     def restore_outer(self, model: Any, states: Sequence[States]) -> None:
         """Restores the states of outer optimizers, also of those that are yet to be made."""
-        for optimizer, of_rules in zip(_saved_optimizers(model), states, strict=False):
+        nothing: States = []
+        padded = itertools.chain(states, itertools.repeat(nothing))
+        for optimizer, of_rules in zip(_saved_optimizers(model), padded, strict=False):
             if not optimizer.built:  # its own variables are not restored either
                 if any(of_rules) and self.group.rank == 0:
                     log.warning(_NOT_RESTORED, optimizer.name)
