@@ -9,7 +9,7 @@ import tfdist
 
 ROOT = Path(tfdist.__file__).parent
 ORDER = (
-    ("_version", "errors", "notices", "other_names", "sharding", "tensors", "thread_values"),
+    ("_version", "errors", "notices", "other_names", "sharding", "tensors", "thread_values", "whole_numbers"),
     ("private",),
     ("comm",),
     ("collectives",),

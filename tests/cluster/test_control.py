@@ -425,6 +425,9 @@ def test_a_task_without_a_rank_outlives_the_job(job):
                 client.leave(None, {})
             on_all(ranks, lambda task, rank: task.end(DEADLINE))
         assert watcher.next() == ("over",)
+        late = Events()
+        evaluator.watch(late)
+        assert late.next() == ("over",), "also who comes after it"
         assert job.ends_by_itself()
         assert evaluator.failure is None
 

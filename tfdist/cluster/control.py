@@ -264,8 +264,10 @@ class Control:
     # Events.
 
     def watch(self, watcher: Watcher) -> None:
-        """Sends events about tasks to a watcher from now on."""
+        """Sends events about tasks to a watcher from now on, and at once that the job is over, if it is."""
         self._watchers.append(watcher)
+        if self._is_over:
+            watcher.over()
 
     def attend(self, listener: Listener | None) -> None:
         """Registers the listener for the server's messages about collectives."""
