@@ -55,6 +55,11 @@ def test_tf_config(size):
     sums(harness.run(JOIN, size), size)
 
 
+def test_variables_of_a_launcher_around_the_job_are_not_its_own():
+    """As of `mpiexec -n 1`, in which a script starts a job of two."""
+    sums(harness.run(JOIN, 2, settings={"PMI_FD": "99", "PMI_RANK": "0", "PMI_SIZE": "1"}), 2)
+
+
 def test_one_process_alone():
     (end,) = harness.run(JOIN, 1)
     assert "SUM 0 1 0 1.0" in end.output

@@ -88,6 +88,8 @@ def initialize_from_socket(mpi: Any, fd: int, rank: int, size: int, settings: Ma
             f"loaded library is {version} from {path}. Start the script with that library's mpiexec or with srun, or "
             "run `pip install mpich`."
         )
+    for name in ("PMI_FD", "PMI_RANK", "PMI_SIZE"):  # of an mpiexec that the job was started within
+        os.environ.pop(name, None)
     with _environment({**settings, "PMI_FD": str(fd), "PMI_RANK": str(rank), "PMI_SIZE": str(size)}):
         _initialize(mpi)
     mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)
