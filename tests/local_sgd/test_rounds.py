@@ -1,25 +1,24 @@
 """The course of rounds; the trajectories of training are in `tests/multiprocess/test_local_sgd.py`."""
 
 import functools
+import types
 
 import numpy as np
 import pytest
 
 from tfdist.local_sgd.course import Progress, Turn
-from tfdist.local_sgd.exchanges import Exchanges, SingleProcessExchanges
+from tfdist.local_sgd.exchanges import Exchanges
 from tfdist.local_sgd.intervals import Every
 from tfdist.local_sgd.rounds import Rounds, Settings
 from tfdist.local_sgd.rules import Averaging
 
 
 def made(group=None, variables=2, slots=0, interval=4, **settings):
-    exchanges = [SingleProcessExchanges(), SingleProcessExchanges()]
-    if group is not None:
-        exchanges = [Exchanges(group, name, "abcdef") for name in ("one", "all")]
+    group = group or types.SimpleNamespace(size=1)
+    exchanges = [Exchanges(group, name, "abcdef") for name in ("one", "all")]
     values = [np.zeros(3) for _ in range(variables)]
     rule = functools.partial(Averaging, settings.pop("mix", 0.0))
-    size = 1 if group is None else group.size
-    return Rounds(*exchanges, size, values, slots, Settings(Every(interval), rule, **settings), 0.1)
+    return Rounds(*exchanges, group.size, values, slots, Settings(Every(interval), rule, **settings), 0.1)
 
 
 def test_fragments_take_turns():

@@ -11,7 +11,7 @@ import numpy as np
 from tfdist.engine.group import ProcessGroup
 from tfdist.gossip.mixing import Mixing
 from tfdist.local_sgd.course import Course, Courses, Progress, RoundResult, StopRequests, Turn, VariableGroup
-from tfdist.local_sgd.exchanges import Attendance, Exchanges, SingleProcessExchanges
+from tfdist.local_sgd.exchanges import Attendance, Exchanges
 from tfdist.local_sgd.intervals import Interval
 
 
@@ -35,7 +35,7 @@ class Gossip(Course):
     def __init__(
         self,
         mixing: Mixing | None,
-        everyone: Exchanges | SingleProcessExchanges,
+        everyone: Exchanges,
         size: int,
         interval: Interval,
         trained: VariableGroup,
@@ -127,10 +127,9 @@ class Gossiping(Courses):
 
     def of(self, trained: VariableGroup) -> Gossip:
         """Returns the gossip of an optimizer; see `Courses`."""
-        if self._group.size == 1:
-            return Gossip(None, SingleProcessExchanges(), 1, self._interval, trained, self.wishes)
+        mixing = self._mixing(trained) if self._group.size > 1 else None
         everyone = Exchanges(self._group, f"all of {trained.name}", trained.paths)
-        return Gossip(self._mixing(trained), everyone, self._group.size, self._interval, trained, self.wishes)
+        return Gossip(mixing, everyone, self._group.size, self._interval, trained, self.wishes)
 
 
 def _square(array: np.ndarray) -> float:

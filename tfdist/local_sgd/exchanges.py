@@ -63,6 +63,8 @@ class PendingSum:
 class Exchanges:
     """Exchanges between the processes that train the variables of one optimizer.
 
+    A process alone has its own values as sums, whatever the weight.
+
     Args:
         group: the processes.
         name: name of the exchanges, the same on all processes.
@@ -76,7 +78,7 @@ class Exchanges:
         self._group = group
         self._name = name
         self._names = names
-        self._compressor = compressor
+        self._compressor = compressor if group.size > 1 else None
 
     def attend(self, attendance: Attendance) -> Attendance:
         """Adds up what all processes bring to the next exchange; all of them call it.
@@ -103,6 +105,8 @@ class Exchanges:
         return self._together(np.array([value], np.float64), np.add, "a sum")[0]
 
     def _together(self, numbers: np.ndarray, combine: np.ufunc, what: str) -> list[Any]:
+        if self._group.size == 1:
+            return numbers.tolist()
         total = self._group.take(numbers.nbytes).view(numbers.dtype)
         plan = operations.all_reduce(total, self._group.choose(numbers.nbytes), combine, numbers)
         pending = self._group.post(
@@ -122,6 +126,9 @@ class Exchanges:
             weight: weight of this process. With 0 its arrays count as zero, even if they hold NaN or infinity.
             overlaps: whether this process computes meanwhile; false if `finish` follows at once.
         """
+        if self._group.size == 1:
+            own = [(None, [place], array.reshape(-1)) for place, array in enumerate(arrays)]
+            return PendingSum(own, [array.shape for array in arrays])
         how = [self._compressed(place, array) for place, array in zip(places, arrays, strict=True)]
         kinds: dict[tuple[str, bool], list[int]] = {}
         for place, array in enumerate(arrays):
@@ -158,31 +165,3 @@ class Exchanges:
 
     def _compressed(self, place: int, array: np.ndarray) -> Compressed | None:
         return None if self._compressor is None else self._compressor.tensor(f"{self._name} {place}", array)
-
-
-class SingleProcessExchanges:
-    """Replaces `Exchanges` in a process that trains alone."""
-
-    def attend(self, attendance: Attendance) -> Attendance:
-        """Returns what this process brings."""
-        return attendance
-
-    def furthest(self, step: int) -> int:
-        """Returns the number of steps of this process."""
-        return step
-
-    def total(self, value: float) -> float:
-        """Returns the value unchanged."""
-        return value
-
-    def begin(
-        self, places: Sequence[int], arrays: Sequence[np.ndarray], weight: float, *, overlaps: bool
-    ) -> PendingSum:
-        """Returns the arrays as a complete sum, whatever the weight."""
-        return PendingSum(
-            [(None, [place], array.reshape(-1)) for place, array in enumerate(arrays)], [a.shape for a in arrays]
-        )
-
-    def finish(self, begun: PendingSum) -> list[np.ndarray]:
-        """Returns the arrays of a sum."""
-        return begun.arrays()

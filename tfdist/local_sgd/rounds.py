@@ -18,7 +18,7 @@ import numpy as np
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.group import ProcessGroup
 from tfdist.local_sgd.course import Course, Courses, Progress, RoundResult, StopRequests, Turn, VariableGroup
-from tfdist.local_sgd.exchanges import Attendance, Exchanges, PendingSum, SingleProcessExchanges
+from tfdist.local_sgd.exchanges import Attendance, Exchanges, PendingSum
 from tfdist.local_sgd.fragments import strided
 from tfdist.local_sgd.intervals import Interval
 from tfdist.local_sgd.rules import Rule, restore
@@ -86,8 +86,8 @@ class Rounds(Course):
 
     def __init__(
         self,
-        exchanges: Exchanges | SingleProcessExchanges,
-        plain: Exchanges | SingleProcessExchanges,
+        exchanges: Exchanges,
+        plain: Exchanges,
         size: int,
         centre: MutableSequence[np.ndarray],
         slots: int,
@@ -344,11 +344,8 @@ class LocalSGD(Courses):
     def of(self, trained: VariableGroup) -> Rounds:
         """Returns the rounds of an optimizer; see `Courses`."""
         name, paths, centre = trained.name, trained.paths, trained.centre
-        exchanges: Exchanges | SingleProcessExchanges = SingleProcessExchanges()
-        plain: Exchanges | SingleProcessExchanges = SingleProcessExchanges()
-        if self._group.size > 1:
-            exchanges = Exchanges(self._group, name, paths, self.compressor)
-            plain = Exchanges(self._group, f"all of {name}", paths)
+        exchanges = Exchanges(self._group, name, paths, self.compressor)
+        plain = Exchanges(self._group, f"all of {name}", paths)
         if self.compressor is not None:
             shapes = {f"{name} {place}": (paths[place], value.shape) for place, value in enumerate(centre)}
             self.compressor.register(shapes)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import host_call
-from tfdist.local_sgd.exchanges import Exchanges, PendingSum, SingleProcessExchanges
+from tfdist.local_sgd.exchanges import Exchanges, PendingSum
 from tfdist.tensors import to_array
 
 
@@ -34,9 +34,7 @@ class DelayedSums:
     def __init__(self, group: ProcessGroup, name: str, variables: Sequence[Any], compressor: Compressor | None) -> None:
         self.variables = list(variables)
         self.staleness: Counter[int] = Counter()
-        self._exchanges: Exchanges | SingleProcessExchanges = SingleProcessExchanges()
-        if group.size > 1:
-            self._exchanges = Exchanges(group, name, [variable.path for variable in variables], compressor)
+        self._exchanges = Exchanges(group, name, [variable.path for variable in variables], compressor)
         if compressor is not None:
             compressor.register(
                 {f"{name} {place}": (weight.path, tuple(weight.shape)) for place, weight in enumerate(variables)}
