@@ -28,13 +28,13 @@ def test_new_statistics_are_zero(clock):
 
 def test_communicating_and_waiting_overlap(clock):
     made = measured()
-    made.begin_communicating()
+    made.communicating.start()
     clock.now += 1
-    made.begin_waiting()
+    made.waiting.start()
     clock.now += 2
-    made.end_waiting()
+    made.waiting.stop()
     clock.now += 4
-    made.end_communicating()
+    made.communicating.stop()
     clock.now += 8
     assert made.communicating_seconds == 7
     assert made.waiting_seconds == 2
@@ -44,13 +44,13 @@ def test_unfinished_waits_are_counted(clock):
     """Readings only grow, also from one in the middle to one at the end."""
     made = measured()
     readings = []
-    made.begin_waiting()
+    made.waiting.start()
     for _ in range(3):
         clock.now += 1
         readings.append(made.waiting_seconds)
-    made.end_waiting()
+    made.waiting.stop()
     readings.append(made.waiting_seconds)
-    made.begin_waiting()
+    made.waiting.start()
     clock.now += 10
     readings.append(made.waiting_seconds)
     assert readings == [1, 2, 3, 3, 13]
@@ -58,12 +58,12 @@ def test_unfinished_waits_are_counted(clock):
 
 def test_end_without_begin_is_ignored(clock):
     made = measured()
-    made.end_communicating()
-    made.begin_communicating()
+    made.communicating.stop()
+    made.communicating.start()
     clock.now += 1
-    made.end_communicating()
+    made.communicating.stop()
     clock.now += 1
-    made.end_communicating()
+    made.communicating.stop()
     assert made.communicating_seconds == 1
 
 

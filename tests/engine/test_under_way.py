@@ -19,8 +19,7 @@ class Job:
         self.communicating, self.counts = False, {}
         self.statistics = SimpleNamespace(
             begun=0,
-            begin_communicating=lambda: self.communicate(True),
-            end_communicating=lambda: self.communicate(False),
+            communicating=SimpleNamespace(start=lambda: self.communicate(True), stop=lambda: self.communicate(False)),
         )
         numbers = SimpleNamespace(of=self.numbers.get, withdraw=self.withdrawn.append)
         self.link = Mock(rank=0, size=3, hosts=(0, 0, 0), completed=self.arrived.issuperset)

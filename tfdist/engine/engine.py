@@ -137,22 +137,13 @@ class Engine:
         quoted = self._withdrawal is not None and str(self._withdrawal) in message
         return self._failure or (self._withdrawal if quoted else None)
 
-    def run(
-        self,
-        key: str,
-        plan: Plan | Operation,
-        signature: str = "",
-        *,
-        members: tuple[int, ...] | None = None,
-        contents: str = "",
-    ) -> Any:
+    def run(self, key: str, plan: Plan | Operation, signature: str = "", **how: Any) -> Any:
         """Runs a collective to its end, from ordinary (eager) code; see `post` and `wait`.
 
         Raises:
             TfdistError: a rank is lost, took part with other data, or did not come in time.
         """
-        pending = self._post(Pending(key, members, contents), plan, signature)
-        return self.wait(pending)
+        return self.wait(self.post(key, plan, signature, overlaps=False, **how))
 
     def post(
         self,
@@ -184,7 +175,27 @@ class Engine:
         Raises:
             TfdistError: a member is lost, or an earlier collective has failed.
         """
-        pending = self._post(Pending(key, members, contents, ready, patient), plan, signature)
+        pending = Pending(key, members, contents, ready, patient)
+        site = members, key
+        everyone = self._members(members)
+        self._is_called_by_threads |= is_beside_main_thread()
+        with self._posting:  # so that calls of one key are queued in the order of their numbers
+            if failure := self.failure_of(everyone):
+                self._unnoticed = None
+                raise failure
+            if len(everyone) > 1:
+                self._used.add(everyone)
+            pending.operation, pending.call = operations.as_operation(plan), self.numbers.posted(site)
+            pending.number = self.numbers.agree(
+                site, signature, functools.partial(self.agreed, site), functools.partial(self._undone, site)
+            )
+            self.numbers.begin(site)
+            self._calls.queue(pending)
+            if pending.number is None:
+                pending.number = self.numbers.of(site)  # the answer may have come before the call was queued
+        if pending.number is not None:
+            with self._explained():
+                self._calls.start()
         if overlaps:
             with self._work:
                 self._wake()
@@ -270,29 +281,6 @@ class Engine:
         return RankStatus(tuple(pending.describe() for pending in under_way), self.numbers.counts())
 
     # Beginning.
-
-    def _post(self, pending: Pending, plan: Plan | Operation, signature: str) -> Pending:
-        site = (pending.members, pending.key)
-        members = self._members(pending.members)
-        self._is_called_by_threads |= is_beside_main_thread()
-        with self._posting:  # so that calls of one key are queued in the order of their numbers
-            if failure := self.failure_of(members):
-                self._unnoticed = None
-                raise failure
-            if len(members) > 1:
-                self._used.add(members)
-            pending.operation, pending.call = operations.as_operation(plan), self.numbers.posted(site)
-            pending.number = self.numbers.agree(
-                site, signature, functools.partial(self.agreed, site), functools.partial(self._undone, site)
-            )
-            self.numbers.begin(site)
-            self._calls.queue(pending)
-            if pending.number is None:
-                pending.number = self.numbers.of(site)  # the answer may have come before the call was queued
-        if pending.number is not None:
-            with self._explained():
-                self._calls.start()
-        return pending
 
     def _members(self, members: tuple[int, ...] | None) -> tuple[int, ...]:
         return tuple(range(self.size)) if members is None else members
@@ -385,7 +373,7 @@ class Engine:
     def _waiting(self) -> Iterator[None]:
         with self._work:
             if not self._waiters:
-                self.statistics.begin_waiting()
+                self.statistics.waiting.start()
             self._waiters += 1
         try:
             yield
@@ -393,7 +381,7 @@ class Engine:
             with self._work:
                 self._waiters -= 1
                 if not self._waiters:
-                    self.statistics.end_waiting()
+                    self.statistics.waiting.stop()
                 if self.under_way():
                     self._wake()
 

@@ -19,13 +19,15 @@ class Statistics:
 
     Attributes:
         begun: number of collectives that the engine has begun.
+        communicating: runs while at least one of the engine's collectives does.
+        waiting: runs while at least one thread waits for a collective of the engine.
     """
 
     def __init__(self, communicator: Communicator, beside: Beside) -> None:
         self._communicator, self._beside = communicator, beside
         self.begun = 0
-        self._communicating = _Stopwatch()
-        self._waiting = _Stopwatch()
+        self.communicating = _Stopwatch()
+        self.waiting = _Stopwatch()
 
     @property
     def collectives(self) -> int:
@@ -45,28 +47,12 @@ class Statistics:
     @property
     def communicating_seconds(self) -> float:
         """Seconds in which at least one collective was running."""
-        return self._communicating.seconds() + self._beside.totals().seconds
+        return self.communicating.seconds() + self._beside.totals().seconds
 
     @property
     def waiting_seconds(self) -> float:
         """Seconds in which at least one thread was waiting for a collective, without overlap with computation."""
-        return self._waiting.seconds() + self._beside.totals().seconds
-
-    def begin_communicating(self) -> None:
-        """Starts the clock; to be called when a collective is posted while none is running."""
-        self._communicating.start()
-
-    def end_communicating(self) -> None:
-        """Stops the clock; to be called when the last running collective completes."""
-        self._communicating.stop()
-
-    def begin_waiting(self) -> None:
-        """Starts the clock; to be called when a thread starts to wait and no other is waiting."""
-        self._waiting.start()
-
-    def end_waiting(self) -> None:
-        """Stops the clock; to be called when the last waiting thread stops waiting."""
-        self._waiting.stop()
+        return self.waiting.seconds() + self._beside.totals().seconds
 
 
 class _Stopwatch:

@@ -68,7 +68,7 @@ class CallsUnderWay:
         """Adds a call, which `start` or `advance` starts once its site has a number."""
         with self._lock:
             if not self.calls():
-                self._statistics.begin_communicating()
+                self._statistics.communicating.start()
             self._queued.append(pending)
 
     def take_number(self, site: Site, number: int) -> None:
@@ -160,7 +160,7 @@ class CallsUnderWay:
 
     def _is_over(self) -> None:
         if not self.calls():
-            self._statistics.end_communicating()
+            self._statistics.communicating.stop()
 
     # Ending without a result.
 

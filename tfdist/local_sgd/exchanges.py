@@ -109,10 +109,7 @@ class Exchanges:
             return numbers.tolist()
         total = self._group.take(numbers.nbytes).view(numbers.dtype)
         plan = operations.all_reduce(total, self._group.choose(numbers.nbytes), combine, numbers)
-        pending = self._group.post(
-            f"{self._name}: {what}", plan, f"{numbers.dtype.name} {numbers.shape}", overlaps=False
-        )
-        self._group.wait(pending)
+        self._group.run(f"{self._name}: {what}", plan, f"{numbers.dtype.name} {numbers.shape}")
         return total.tolist()
 
     def begin(

@@ -132,7 +132,7 @@ def _serve(cluster: Cluster, address: str, secret: bytes, timeouts: Timeouts) ->
             raise
         return None
     if not secret:
-        _say_who_can_enter(address)
+        say_who_can(address, "enter this job")
     elif len(secret) < LEAST_SECRET_BYTES:
         log.warning(
             "tfdist: the job's secret has %d characters, so few that it can be guessed from recorded network traffic. "
@@ -151,10 +151,17 @@ def claims(task: int | None, name: str, digest: str) -> Claims:
     )
 
 
-def _say_who_can_enter(address: str) -> None:
+def say_who_can(address: str, do: str) -> None:
+    """Warns that the job has no secret.
+
+    Args:
+        address: address that this process listens at.
+        do: what those who reach it can do.
+    """
     reach = "every process on this machine" if hosts.is_loopback(address) else "everyone who can reach that address"
     log.warning(
-        "tfdist: no job secret is set: %s (%s) can enter this job. Set TFDIST_SECRET to the same value on every task.",
+        "tfdist: no job secret is set: %s (%s) can %s. Set TFDIST_SECRET to the same value on every task.",
         reach,
         address,
+        do,
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
-from tfdist.cluster import descriptors, hosts
+from tfdist.cluster import descriptors
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster
 from tfdist.errors import TfdistError
@@ -13,11 +12,9 @@ from tfdist.notices import notice
 from tfdist.parameter_server.options.arguments import Arguments
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.runtime import agreement, job
-from tfdist.runtime.membership import Membership
+from tfdist.runtime.membership import Membership, say_who_can
 from tfdist.runtime.server_host import Host
 from tfdist.runtime.server_state import ServerStateFactory
-
-log = logging.getLogger("tfdist")
 
 
 def serve(member: Membership, options: Arguments, timeouts: Timeouts) -> None:
@@ -36,7 +33,7 @@ def serve(member: Membership, options: Arguments, timeouts: Timeouts) -> None:
     keys = Keys.of_secret(read_secret())
     descriptors.raise_file_limit()
     if keys is None:
-        _say_who_can_reach(task.address)
+        say_who_can(task.address, "read and change the model")
     servers = [number for number, other in enumerate(tasks) if other.job == "ps"]
     hosted = [task.index, (task.index - 1) % len(servers)] if options.has_copies else [task.index]
     templates = [ServerStateFactory(options, tasks, server, control, timeouts) for server in hosted]
@@ -90,13 +87,3 @@ def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
     told = made.synchronization, made.pushes, made.servers
     notice("tfdist serve: %s serves with %s, %s, %s.", cluster.task, *told)
     serve(member, made, timeouts)
-
-
-def _say_who_can_reach(address: str) -> None:
-    reach = "every process on this machine" if hosts.is_loopback(address) else "everyone who can reach that address"
-    log.warning(
-        "tfdist: no job secret is set: %s (%s) can read and change the model. Set TFDIST_SECRET to the same value on "
-        "every task.",
-        reach,
-        address,
-    )
