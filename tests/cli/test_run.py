@@ -47,6 +47,16 @@ def test_each_process_gets_its_own_rank_and_cores(script):
         assert not set(entries[0][4]) & set(entries[1][4]), "two processes share a core"
 
 
+def test_a_secret_that_is_set_is_the_jobs(script, tmp_path):
+    """So that `tfdist status` in the same shell knows it."""
+    path = script("import os; print(os.environ['TFDIST_SECRET'])")
+    assert tfdist("run", "-n", "1", path, TFDIST_SECRET="a secret of mine").stdout == "a secret of mine\n"
+    ended = tfdist("run", "-n", "1", path, TFDIST_SECRET_FILE=str(tmp_path / "none"))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("tfdist run: TFDIST_SECRET_FILE: cannot read"), ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_module_runs_with_all_cores(script, tmp_path):
     Path(script(RANK + "print('may use', sorted(os.sched_getaffinity(0)))"))
     options = ["--processes", "2", "--cores", "all", "--output", "all", "--module", "script"]

@@ -20,7 +20,7 @@ def test_printed_command_names_address_and_private_secret_file(capsys, monkeypat
     monkeypatch.delenv("TFDIST_SECRET", raising=False)
     if not in_memory:
         monkeypatch.setattr(os, "memfd_create", forbidden)
-    with status_hint.told(TASKS, "the secret"):
+    with status_hint.told(TASKS, b"the secret"):
         said = capsys.readouterr().err
         setting, *command = shlex.split(said.split("`")[1])
         name, _, path = setting.partition("=")
@@ -37,7 +37,7 @@ def test_secret_file_is_removed_when_the_job_fails(capsys):
     paths = []
 
     def interrupted():
-        with status_hint.told(TASKS, "the secret"):
+        with status_hint.told(TASKS, b"the secret"):
             paths.append(shlex.split(capsys.readouterr().err.split("`")[1])[0].partition("=")[2])
             raise KeyboardInterrupt
 
@@ -47,5 +47,5 @@ def test_secret_file_is_removed_when_the_job_fails(capsys):
 
 
 def test_job_without_servers_prints_no_hint(capsys):
-    with status_hint.told(TASKS[:1], "the secret"):
+    with status_hint.told(TASKS[:1], b"the secret"):
         assert capsys.readouterr().err == ""

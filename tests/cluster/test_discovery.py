@@ -72,3 +72,13 @@ def test_non_numeric_slurm_variable_raises(monkeypatch, name):
     monkeypatch.setenv(name, "two")
     with pytest.raises(ClusterSpecError, match=f"{name} must be a number, as srun sets it; got 'two'"):
         discovery.discover(None)
+
+
+@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"])
+def test_missing_slurm_variable_raises(monkeypatch, name):
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    for given, value in {**step, "SLURM_STEP_NUM_TASKS": "2"}.items():
+        monkeypatch.setenv(given, value)
+    monkeypatch.delenv(name)
+    with pytest.raises(ClusterSpecError, match=f"SLURM_STEP_NUM_TASKS is 2, but {name} is not set, as srun sets it"):
+        discovery.discover(None)

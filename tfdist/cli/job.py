@@ -25,6 +25,7 @@ from tfdist.cli.blame import FailureTracker
 from tfdist.cli.outputs import Outputs
 from tfdist.cli.process import Process
 from tfdist.cluster import launcher
+from tfdist.cluster.settings import read_secret
 from tfdist.cluster.spec import Task
 from tfdist.comm import segments
 
@@ -111,7 +112,7 @@ class Job:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, which the processes inherit
                 signal.signal(number, self._pass_on)
         signal.signal(signal.SIGTSTP, self._stop)
-        self._tasks, self._secret = self._roles.tasks(), secrets.token_hex(16)
+        self._tasks, self._secret = self._roles.tasks(), read_secret() or secrets.token_hex(16).encode()
         try:
             with status_hint.told(self._tasks, self._secret):
                 for place in range(len(self._tasks)):
@@ -134,7 +135,7 @@ class Job:
         name = f"rank {task.index}" if trains else f"{task.job} {task.index}"
         environment = dict(os.environ)
         environment["TF_CONFIG"] = _tf_config(task, tasks)
-        environment["TFDIST_SECRET"] = self._secret
+        environment["TFDIST_SECRET"] = os.fsdecode(self._secret)
         environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         cores = resources.cores_of(place, len(tasks)) if self._share_cores else None
         environment.update(resources.thread_pools(len(tasks) if self._share_cores else 1, cores))

@@ -10,6 +10,7 @@ from typing import Any
 from tfdist.cli.job import Job, Roles
 from tfdist.cli.outputs import KEPT_LINES
 from tfdist.engine import timeline
+from tfdist.errors import ClusterSpecError
 
 
 def add_parser(commands: Any) -> None:
@@ -106,7 +107,12 @@ def execute(options: argparse.Namespace) -> int:
             return 2
     share_cores, show_all = options.cores == "share", options.output == "all"
     roles = Roles(options.processes, options.ps, options.evaluators)
-    code = Job(command, roles, share_cores, show_all, options.logs, options.keep_going, options.restarts).run()
+    job = Job(command, roles, share_cores, show_all, options.logs, options.keep_going, options.restarts)
+    try:
+        code = job.run()
+    except ClusterSpecError as error:
+        print(f"tfdist run: {error}", file=sys.stderr)
+        return 2
     if path:
         _tell_of_timeline(path, options.processes)
     return code

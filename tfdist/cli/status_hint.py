@@ -13,7 +13,7 @@ from tfdist.cluster.spec import Task
 
 
 @contextlib.contextmanager
-def told(tasks: Sequence[Task], secret: str) -> Iterator[None]:
+def told(tasks: Sequence[Task], secret: bytes) -> Iterator[None]:
     """Returns the context of a job. If it has parameter servers, shows the command that watches them on stderr.
 
     The secret itself is not shown, because logs are kept. While the job runs, it is in a file that only this user may
@@ -34,7 +34,7 @@ def told(tasks: Sequence[Task], secret: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _kept(secret: str) -> Iterator[str]:
+def _kept(secret: bytes) -> Iterator[str]:
     """Returns a context in which a secret is in a file that only this user may read.
 
     On Linux the file is in memory, and vanishes with this process, even if the process is killed.
@@ -48,7 +48,7 @@ def _kept(secret: str) -> Iterator[str]:
     except (AttributeError, OSError):  # not Linux, or forbidden
         descriptor, path = tempfile.mkstemp(prefix="tfdist-secret-")
     try:
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, 0o600)
             file.write(secret)
             file.flush()

@@ -78,6 +78,12 @@ def _slurm_resolver() -> Any:
 
     tasks = _slurm_number("SLURM_STEP_NUM_TASKS", "1")
     job = _slurm_number("SLURM_JOB_ID", "0")
+    for name in ("SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"):
+        if not os.environ.get(name):
+            raise ClusterSpecError(
+                f"SLURM_STEP_NUM_TASKS is {tasks}, but {name} is not set, as srun sets it: start the tasks with srun, "
+                "or unset SLURM_STEP_NUM_TASKS"
+            )
     return tf.distribute.cluster_resolver.SlurmClusterResolver(
         jobs={"worker": tasks},
         port_base=_FIRST_SLURM_PORT + job * _PORTS_PER_JOB % _SLURM_PORTS,
