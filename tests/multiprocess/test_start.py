@@ -56,7 +56,7 @@ def test_tf_config(size):
 
 
 def test_variables_of_a_launcher_around_the_job_are_not_its_own():
-    """As of `mpiexec -n 1`, in which a script starts a job of two."""
+    """`mpiexec -n 1` sets them, and its script may start a job of two."""
     sums(harness.run(JOIN, 2, settings={"PMI_FD": "99", "PMI_RANK": "0", "PMI_SIZE": "1"}), 2)
 
 

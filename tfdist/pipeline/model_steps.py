@@ -29,7 +29,7 @@ from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
 from tfdist.strategies.divided import weight_parts
 from tfdist.strategies.keras import keras_losses
-from tfdist.strategies.keras.keras_variables import unnoted
+from tfdist.strategies.keras.keras_assignments import unnoted
 from tfdist.thread_values import ThreadValue
 
 _output_loss_only = ThreadValue(False)

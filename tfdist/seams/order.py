@@ -18,6 +18,7 @@ _INNER_TO_OUTER = (
     "strategies.keras.keras_steps",
     "strategies.keras.keras_losses",
     "strategies.keras.keras_metrics",
+    "strategies.keras.keras_assignments",
     "strategies.keras.keras_variables",
     "strategies.keras.keras_building",
     "strategies.keras.keras_data",

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.strategies.ranked import RankedShards, in_step
 from tfdist.compression import OneBit, by_size
 from tfdist.strategies.keras import keras_seams
-from tfdist.strategies.keras.keras_variables import copy_of
+from tfdist.strategies.keras.keras_assignments import copy_of
 
 SHAPES = [(3, 2), (2,), (4, 3), (5, 2), (7, 2)]
 SPARSE = 2

@@ -7,8 +7,8 @@ from tfdist.engine.host_calls import HostCallError, host_call
 from tfdist.private.keras import backend, tf_core
 from tfdist.private.models import logits_of, set_logits
 from tfdist.strategies.keras import compiled_functions
+from tfdist.strategies.keras.keras_assignments import MERGED_BY, Assigned
 from tfdist.strategies.keras.keras_metrics import infer_merge_rule
-from tfdist.strategies.keras.keras_variables import MERGED_BY, Assigned
 
 
 def in_graph(function, *arguments):

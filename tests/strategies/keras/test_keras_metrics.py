@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.strategies.ranked import Ranked, in_step, on_ranks
 from tfdist.strategies.keras import keras_metrics
-from tfdist.strategies.keras.keras_variables import MERGED_BY, Assigned
+from tfdist.strategies.keras.keras_assignments import MERGED_BY, Assigned
 
 
 class Keeps(keras.metrics.Metric):

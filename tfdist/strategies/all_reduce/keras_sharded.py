@@ -27,7 +27,7 @@ from tfdist.strategies.all_reduce import owned_gradients
 from tfdist.strategies.divided import described_variables, divided_updates, weight_parts
 from tfdist.strategies.divided.dealing import Dealing
 from tfdist.strategies.divided_abilities import DealsVariables
-from tfdist.strategies.keras import keras_optimizers, keras_variables
+from tfdist.strategies.keras import keras_assignments, keras_optimizers
 
 
 @Once
@@ -192,4 +192,4 @@ def publish(extended: DealsVariables, dealing: Dealing, variables: Sequence[Any]
 def _copy_of(variable: Any) -> Any:
     """Returns this process's copy of a variable of Keras or of TensorFlow."""
     is_keras = isinstance(variable, keras.Variable)
-    return keras_variables.copy_of(variable) if is_keras else private.copies(variable)[0]
+    return keras_assignments.copy_of(variable) if is_keras else private.copies(variable)[0]

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.private import optimizers
 from tfdist.sharding import EVERYONE, Ownership, Variable, assign_owners
 from tfdist.strategies.divided import described_variables, optimizer_slots, weight_parts
-from tfdist.strategies.keras import keras_variables
+from tfdist.strategies.keras import keras_assignments
 
 
 class Dealing:
@@ -211,7 +211,7 @@ class Dealing:
         """
         for variable in self._views:
             _, index, part = self._parts[id(variable)]
-            part.assign(keras_variables.copy_of(variable)[index], read_value=False)
+            part.assign(keras_assignments.copy_of(variable)[index], read_value=False)
 
     @contextlib.contextmanager
     def parts(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ from tfdist.seams.registry import replace
 from tfdist.sharding import shape_of
 from tfdist.strategies.devices import requested_device
 from tfdist.strategies.devices.requested_device import DEVICE
-from tfdist.strategies.keras import keras_variables
+from tfdist.strategies.keras import keras_assignments
 from tfdist.thread_values import ThreadValue
 
 _KEY = "_tfdist_key"
@@ -206,7 +206,7 @@ def part_of(variable: Any, part: tuple[slice, ...], key: str) -> Any:
         key: key by which an optimizer knows the variable.
     """
     with tf.init_scope():  # of the same name, as weight decay is left out by names
-        kept = tf.Variable(keras_variables.copy_of(variable)[part], trainable=False, name=variable.name)
+        kept = tf.Variable(keras_assignments.copy_of(variable)[part], trainable=False, name=variable.name)
     setattr(kept, _KEY, key)
     return kept
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.engine import host_calls
 from tfdist.private import models
 from tfdist.private.keras import backend, tree
-from tfdist.strategies.keras.keras_variables import note_origin
+from tfdist.strategies.keras.keras_assignments import note_origin
 
 
 def can_take(value: Any) -> bool:

@@ -36,7 +36,7 @@ from tfdist.private.keras import losses, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
-from tfdist.strategies.keras.keras_variables import state_of_step
+from tfdist.strategies.keras.state_of_steps import state_of_step
 from tfdist.thread_values import ThreadValue
 
 

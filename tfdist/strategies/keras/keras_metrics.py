@@ -21,7 +21,7 @@ from tfdist.private.keras import backend, base_trainer, tree
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
-from tfdist.strategies.keras.keras_variables import MERGED_BY, merge_by_extreme
+from tfdist.strategies.keras.keras_assignments import MERGED_BY, merge_by_extreme
 
 log = logging.getLogger("tfdist")
 

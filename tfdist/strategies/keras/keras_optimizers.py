@@ -27,7 +27,7 @@ from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.abilities import DataParallel
 from tfdist.strategies.data.shares import weighed
 from tfdist.strategies.divided_abilities import DividesUpdates
-from tfdist.strategies.keras.keras_variables import state_of_step
+from tfdist.strategies.keras.state_of_steps import state_of_step
 from tfdist.thread_values import ThreadValue
 
 _OUTSIDE = (

@@ -58,6 +58,7 @@ from tfdist.strategies.keras import (
     collective_gradients,
     keras_accumulation,
     keras_agreement,
+    keras_assignments,
     keras_backup,
     keras_building,
     keras_callbacks,
@@ -109,6 +110,7 @@ def install() -> None:
     keras_steps.install()
     keras_losses.install()
     keras_metrics.install()
+    keras_assignments.install()
     keras_variables.install()
     keras_building.install()
     keras_data.install()

@@ -23,7 +23,9 @@ from tfdist.strategies.data.row_checks import fixed_rows, readable, rows_of_stat
 from tfdist.strategies.data.shares import Share, ShareWithOwnLogs, as_share, batch_size, static_rows, weighed
 from tfdist.strategies.keras import keras_metrics
 from tfdist.strategies.keras.derived_logs import DerivedLog, Source, derived
-from tfdist.strategies.keras.keras_variables import Assigned, StateOfMetrics, StateOfStep, check_scope, level_counts
+from tfdist.strategies.keras.keras_assignments import Assigned
+from tfdist.strategies.keras.keras_variables import check_scope, level_counts
+from tfdist.strategies.keras.state_of_steps import StateOfMetrics, StateOfStep
 
 
 def install() -> None:

@@ -19,7 +19,7 @@ from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
 from tfdist.strategies.data.shares import batch_size
 from tfdist.strategies.keras import keras_backup, keras_metrics
-from tfdist.strategies.keras.keras_variables import Assigned
+from tfdist.strategies.keras.keras_assignments import Assigned
 from tfdist.strategies.server_abilities import UpdatesOnServers
 from tfdist.strategies.servers import keras_shared_data
 from tfdist.strategies.servers.dealt_batches import Ticketed

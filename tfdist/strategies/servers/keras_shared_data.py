@@ -23,7 +23,7 @@ from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import current_strategy, keras_hooks
-from tfdist.strategies.keras.keras_variables import MERGED_BY
+from tfdist.strategies.keras.keras_assignments import MERGED_BY
 from tfdist.strategies.server_abilities import UpdatesOnServers
 from tfdist.strategies.servers.chief_stream import ChiefStream, stream_of
 from tfdist.strategies.servers.dealt_batches import Batches, Ticketed, dataset
