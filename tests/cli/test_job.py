@@ -43,6 +43,14 @@ def ended_job(workers, *processes):
     return made
 
 
+@pytest.mark.parametrize(("restarted", "is_ended"), [(1, True), (0, False)])
+def test_a_restarted_process_that_finds_nobody_is_ended_unless_it_is_the_chief(restarted, is_ended):
+    """A chief goes on from its backup, and writes the files."""
+    processes = [ended("exit 0", f"rank {rank}", has_entered=rank != restarted) for rank in range(2)]
+    processes[restarted].is_restart = True
+    assert ended_job(2, *processes)._has_nobody_to_train_with([processes[restarted]]) is is_ended
+
+
 @pytest.mark.parametrize(
     ("command", "how", "code"),
     [

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from tfdist.local_sgd.intervals import Every, Growing, QuadraticRule
@@ -18,6 +19,7 @@ def test_growing_intervals_multiply_up_to_limit():
 def test_the_quadratic_rule_follows_the_learning_rate():
     interval = QuadraticRule(alpha=0.2, at_least=4, at_most=500)
     assert [interval.steps(0, rate) for rate in (0.2, 0.1, 0.05, 0.02, 0.001, 0.0)] == [4, 4, 16, 100, 500, 500]
+    assert QuadraticRule(alpha=0.1, at_least=1).steps(0, float(np.float32(0.05))) == 4
     assert interval.least == 4
 
 

@@ -17,7 +17,7 @@ STEPS = 176
 
 
 EQUAL = [
-    *("momentum", "sparse adagrad", "mean"),
+    *("momentum", "sparse adagrad", "mean", "assigned"),
     *map(sweep, ("adamw", "clipnorm")),
     *map(sweep, ("averages", "sgd", "adam", "clipvalue", "schedule", "accumulation", "lamb", "sparse sgd")),
     *map(sweep, ("steps", "sparse rmsprop", "constraints")),
@@ -62,12 +62,13 @@ def test_digits_are_learnt(mode):
 
 
 @pytest.fixture(scope="module")
-def cases(request):
+def cases(request, tmp_path_factory):
     """What both workers found in each case of `programs/servers_equal.py`, by name."""
     program = [str(harness.PROGRAMS / "servers_equal.py")]
     names = ",".join(selected(request, "test_synchronous_steps_equal_one_process"))
     given = harness.tf_configs(("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1))
-    with harness.started(program, 4, {"TEST_CASES": names}, per_rank=given) as processes:
+    settings = {"TEST_CASES": names, "TEST_FOLDER": str(tmp_path_factory.mktemp("cases"))}
+    with harness.started(program, 4, settings, per_rank=given) as processes:
         ended = processes.wait()
         assert [end.code for end in ended] == [0] * 4, processes.outputs()
     harness.assert_nothing_left()

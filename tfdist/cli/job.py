@@ -243,11 +243,15 @@ class Job:
         return blame.processes()
 
     def _has_nobody_to_train_with(self, running: list[Process]) -> bool:
-        """Returns whether all other processes have succeeded before restarted processes have entered the job."""
+        """Returns whether all other processes have succeeded before restarted processes have entered the job.
+
+        The chief needs nobody: it goes on from its backup, or ends with an error, as it alone writes files.
+        """
         others = [process for process in self._processes if process not in running]
         return (
             bool(running and others)
             and all(process.is_restart and not process.has_entered for process in running)
+            and self._processes[0] not in running
             and all(process.has_entered and process.popen.returncode == 0 for process in others)
         )
 

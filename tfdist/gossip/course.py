@@ -47,7 +47,7 @@ class Gossip(Course):
         self._wishes = wishes or StopRequests()
         if mixing is not None:
             mixing.wishes = self._wishes
-        self._learning_rate = trained.learning_rate
+        self.learning_rate = trained.learning_rate
         self._last = Progress(0, 0)
 
     @property
@@ -64,20 +64,21 @@ class Gossip(Course):
         self._last = progress
         if self._mixing is not None:
             self._mixing.begin(list(self.centre))
-        return self._next(progress.step)
+        return self.first(progress.step)
 
-    def _next(self, step: int) -> Turn:
-        return Turn(self._interval.steps(step, self._learning_rate), 0)
+    def first(self, step: int) -> Turn:
+        """Returns the first round's distance; see `Course`."""
+        return Turn(self._interval.steps(step, self.learning_rate), 0)
 
     def take(
         self, what: int, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]
     ) -> tuple[Turn, list[np.ndarray]]:
         """Mixes the weights with those of neighbours; see `Course`."""
-        self._learning_rate = learning_rate
+        self.learning_rate = learning_rate
         new = [np.array(value) for value in values] if self._mixing is None else self._mixing.mix(values)
         if wishes := self._wishes.own():
             self._wishes.learn(wishes)  # the neighbours learn it as this process ends its steps
-        return self._next(progress.step), new
+        return self.first(progress.step), new
 
     def settle(self, progress: Progress, values: Sequence[np.ndarray]) -> RoundResult:
         """Gives all processes the mean of their weights, and measures `distance`; see `Course`."""

@@ -119,6 +119,7 @@ class Course(abc.ABC):
     Attributes:
         centre: values that the variables have in common on all processes; its arrays are replaced, not changed.
         turns: number of different actions, which are numbered from 0.
+        learning_rate: the optimizer's learning rate at the last action or beginning, which an `Interval` may follow.
         distance: distance of the processes' variables from their mean at the end of the last round: the root of the
             mean of its squares, divided by the length of the mean. None if it is not measured.
         joined: state that this process begins with if it has joined later than others and took over their centre.
@@ -126,6 +127,7 @@ class Course(abc.ABC):
 
     centre: MutableSequence[np.ndarray]
     turns: int
+    learning_rate: float
     distance: float | None = None
     joined: JoinedRounds | None = None
 
@@ -199,6 +201,14 @@ class Course(abc.ABC):
 
         Returns:
             The result. If anything has changed, the caller sets the variables to `centre` and calls `begin_anew`.
+        """
+
+    @abc.abstractmethod
+    def first(self, step: int) -> Turn | None:
+        """Returns the first action of a round that is about to begin, by `learning_rate`; None if that is settled.
+
+        Args:
+            step: number of steps taken.
         """
 
     @abc.abstractmethod

@@ -105,6 +105,10 @@ class Growing(Interval):
         return self.first
 
 
+_ROUNDING = 1 + 1e-6
+"""A learning rate of float32 is not exactly the one that was set; a length of 4 must not become 3 by that."""
+
+
 @dataclass(frozen=True)
 class QuadraticRule(Interval):
     """Rounds of (α / learning rate)² steps: the quadratic synchronization rule, for learning rates that decay.
@@ -140,7 +144,8 @@ class QuadraticRule(Interval):
         """Returns (α / learning rate)² within the bounds; see `Interval`."""
         if learning_rate <= 0:
             return self.at_most
-        return int(min(max((self.alpha / learning_rate) ** 2, self.at_least), self.at_most))
+        length = (self.alpha / learning_rate) ** 2 * _ROUNDING
+        return int(min(max(length, self.at_least), self.at_most))
 
     @property
     def least(self) -> int:

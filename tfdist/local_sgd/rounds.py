@@ -107,7 +107,7 @@ class Rounds(Course):
         self.centre = centre
         self._assigned: dict[int, int] = {}  # by index, the step of an assignment since the last exchange
         self._slots = list(range(len(centre), len(centre) + slots))
-        self._learning_rate = learning_rate
+        self.learning_rate = learning_rate
         self._next = 0
         self._under_way: tuple[_Fragment, PendingSum | None] | None = None
 
@@ -140,18 +140,14 @@ class Rounds(Course):
         return self.first(progress.step)
 
     def first(self, step: int) -> Turn:
-        """Returns the next action at the beginning of a round, or after an exchange.
-
-        Args:
-            step: number of steps taken.
-        """
+        """Returns the next action at the beginning of a round, or after an exchange; see `Course`."""
         if step < self._settings.start_after:
             return Turn(1, self.everything)
         return Turn(self._spacing(step), self._next)
 
     def _spacing(self, step: int) -> int:
         """Returns the number of steps between the beginnings of two exchanges."""
-        return max(1, self._settings.interval.steps(step, self._learning_rate) // self.fragments)
+        return max(1, self._settings.interval.steps(step, self.learning_rate) // self.fragments)
 
     # In the steps of training.
 
@@ -185,7 +181,7 @@ class Rounds(Course):
         Returns:
             The next action, and the new values.
         """
-        self._learning_rate = learning_rate
+        self.learning_rate = learning_rate
         fragment = self._fragments[number]
         together = self._attend(fragment, progress)
         self._next = (number + 1) % self.fragments
@@ -193,7 +189,7 @@ class Rounds(Course):
 
     def begin(self, number: int, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]) -> Turn:
         """Begins the exchange of a fragment, with the arguments of `exchange`; returns the next action."""
-        self._learning_rate = learning_rate
+        self.learning_rate = learning_rate
         fragment = self._fragments[number]
         together = self._attend(fragment, progress)
         self._under_way = fragment, self._begun(fragment, progress, together, values, overlaps=True)
@@ -217,7 +213,7 @@ class Rounds(Course):
         self, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]
     ) -> tuple[Turn, list[np.ndarray]]:
         """Averages everything; returns the next action and the new values, like `exchange`."""
-        self._learning_rate = learning_rate
+        self.learning_rate = learning_rate
         together = self._attend(self._fragments[self._next], progress, averages=True)
         return self.first(progress.step), self._averaged(progress, together, values)
 

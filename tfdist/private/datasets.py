@@ -57,13 +57,15 @@ def distributed_datasets_from_function(
     function: Callable[..., Any], input_workers: Any, strategy: Any, contexts: Sequence[Any], options: Any
 ) -> Any:
     """Distributes the datasets that the user's function makes, one for each context; see `distributed_dataset`."""
-    distributed = _DistributedDatasetsFromFunction(
+    distributed = DatasetsOfFunction(
         input_workers,
         strategy,
         input_contexts=list(contexts),
         dataset_fn=lambda its_context: not_tuned(function(its_context)),
         options=_read_directly(input_workers, options),
     )
+    lengths = [int(input_lib._cardinality(dataset)) for dataset in distributed._datasets]
+    distributed.own_batches = max(lengths) if min(lengths) >= 0 else _UNKNOWN
     return _counting(distributed, strategy)
 
 
@@ -184,6 +186,8 @@ def generated(
     return from_generator_op._GeneratorDataset(tf.constant(0, tf.int64), init, following, end, element_spec)
 
 
+_UNKNOWN = -2  # tf.data.UNKNOWN_CARDINALITY, as a number
+
 _iterates_ours = ThreadValue(False)
 """Whether a thread makes an iterator of a tfdist dataset."""
 
@@ -200,8 +204,20 @@ class _DistributedDataset(_WithoutDeviceAutotuning, input_lib.DistributedDataset
     pass
 
 
-class _DistributedDatasetsFromFunction(_WithoutDeviceAutotuning, input_lib.DistributedDatasetsFromFunction):
-    pass
+class DatasetsOfFunction(_WithoutDeviceAutotuning, input_lib.DistributedDatasetsFromFunction):
+    """Datasets that each process has made by a function of the user.
+
+    Attributes:
+        own_batches: number of batches of this process; negative if it is infinite or unknown.
+        batches: number of batches of an epoch, likewise, when processes have agreed on it.
+    """
+
+    own_batches = batches = _UNKNOWN
+
+    @property
+    def cardinality(self) -> int:
+        """The number of batches of an epoch, for Keras: without it, a step finds at its end that there are none."""
+        return self.batches
 
 
 def _counting(distributed: Any, strategy: Any) -> Any:
@@ -211,9 +227,6 @@ def _counting(distributed: Any, strategy: Any) -> Any:
     distributed._enable_get_next_as_optional = strategy.num_replicas_in_sync > 1
     distributed._cardinality = _UNKNOWN
     return distributed
-
-
-_UNKNOWN = -2  # tf.data.UNKNOWN_CARDINALITY, as a number
 
 
 def is_iterating_ours() -> bool:

@@ -96,7 +96,7 @@ class QuorumRounds(Course):
         form = [(value.dtype.name, value.shape) for value in trained.centre]
         self._settings = f"{settings}, {len(form)} variables (form {zlib.crc32(repr(form).encode()):08x})"
         self._are_weights = are_weights
-        self._rate = trained.learning_rate
+        self.learning_rate = trained.learning_rate
         self._rates = Rates()
         self._last = Progress(0, 0)
         self._settled = 0  # step at which no changes were left, or they were kept for later
@@ -109,6 +109,7 @@ class QuorumRounds(Course):
         self._lock = threading.Lock()  # guards the state that others fetch
         self._round = -1
         self._first: int | None = None
+        self._is_joining = False
         members.offer(trained.name, self)
         self.refresh()
 
@@ -151,11 +152,16 @@ class QuorumRounds(Course):
             self._begun = begun
         self._settled = progress.step
         left, self._first = self._first, None
+        self._is_joining = left is not None
         self.ended = False
         return Turn(max(1, left), 0) if left is not None else self._next(progress.step)
 
+    def first(self, step: int) -> Turn | None:
+        """Returns the first action; None if the round ends with that of the others; see `Course`."""
+        return None if self._is_joining else self._next(step)
+
     def _next(self, step: int) -> Turn:
-        return Turn(self._interval.steps(step, self._rate), 0)
+        return Turn(self._interval.steps(step, self.learning_rate), 0)
 
     # Rounds.
 
@@ -163,7 +169,7 @@ class QuorumRounds(Course):
         self, what: int, progress: Progress, learning_rate: float, values: Sequence[np.ndarray]
     ) -> tuple[Turn, list[np.ndarray]]:
         """Takes part in a round, or adds this process's changes to the centre of a missed one; see `Course`."""
-        self._rate = learning_rate
+        self.learning_rate = learning_rate
         changes = self._changes(values)
         left = self._timed(progress, changes, ends=False)
         if left is None:

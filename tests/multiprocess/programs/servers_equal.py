@@ -5,8 +5,11 @@ The second worker computes on a device of its own, which stands in for a GPU. Se
 `tests/multiprocess/test_parameter_server.py`.
 """
 
+import functools
 import json
 import os
+import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -100,17 +103,35 @@ CASES = {
     "sparse adagrad": embedded(lambda: keras.optimizers.Adagrad(0.1)),
     "sparse sgd": embedded(lambda: keras.optimizers.SGD(0.1)),
     "sparse rmsprop": embedded(lambda: keras.optimizers.RMSprop(0.01)),
+    "assigned": dense(lambda: keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_momentum=0.7)),
     "constraints": (constrained, X, Y),
     "mean": reduced("sum_over_batch_size"),
 }
+
+ASSIGNED = [CASES["assigned"][0]]
 
 
 def train(make, x, y, batch_size, run_eagerly=False):
     keras.utils.set_random_seed(7)
     model = make()
     model.run_eagerly = run_eagerly
-    model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
+    if make in ASSIGNED:
+        fit_twice(model, x, y, batch_size, is_plain=run_eagerly)
+    else:
+        model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0)
     return model
+
+
+def fit_twice(model, x, y, batch_size, is_plain):
+    """Assigns between two calls of `fit`; the chief begins the second one when the other worker has begun it."""
+    begun = Path(os.environ["TEST_FOLDER"]) / "begun"
+    tell = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.touch())
+    fit = functools.partial(model.fit, x, y, batch_size=batch_size, shuffle=False, verbose=0)
+    fit()
+    model.set_weights([weight / 2 for weight in model.get_weights()])
+    while not is_plain and worker == 0 and not begun.exists():
+        time.sleep(0.01)
+    fit(callbacks=[tell] if worker and not is_plain else [])
 
 
 results = {}

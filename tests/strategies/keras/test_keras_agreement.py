@@ -113,3 +113,36 @@ def test_long_values_are_shown_from_where_they_differ():
     assert said == "… a/bias, c on rank(s) [0, 5], … b/bias, c on rank(s) [3]"
     shorter = keras_agreement.by_value([same, same + ", more"], [0, 1])
     assert shorter == "… dense_99/kernel on rank(s) [0], … dense_99/kernel, more on rank(s) [1]"
+
+
+@pytest.mark.parametrize(("strategy", "counted"), [(Ranked, [8, 8]), (RankedLocal, [8, 4])])
+def test_data_that_each_process_has_made_end_without_a_step_more(ranks, strategy, counted):
+    """In each of two epochs, if all lengths are known; the longest counts where processes take each step together."""
+
+    def work(group):
+        made = strategy(group)
+        with made.scope():
+            model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+            model.compile(keras.optimizers.SGD(0.1, weight_decay=0.1), "mse")
+        whole = tf.data.Dataset.from_tensor_slices((X, Y)).batch(2)
+        own = whole.take(4 - 2 * group.rank)
+        data = made.distribute_datasets_from_function(lambda context: own)
+        model.fit(data, validation_data=data, epochs=2, verbose=0)
+        return int(model.optimizer.iterations)
+
+    assert ranks(2)(work) == counted
+
+
+def test_data_of_which_one_process_does_not_know_the_length_end_when_all_have_none(ranks):
+    def work(strategy):
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+            model.compile("sgd", "mse")
+        whole = tf.data.Dataset.from_tensor_slices((X, Y)).batch(2)
+        own = whole.filter(lambda x, y: True) if strategy.rank else whole.take(2)
+        counted = Counting([])
+        data = strategy.distribute_datasets_from_function(lambda context: own)
+        model.fit(data, verbose=0, callbacks=[counted])
+        return len(counted.batches)
+
+    assert on_ranks(ranks(2), work) == [4, 4]

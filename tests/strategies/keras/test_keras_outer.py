@@ -25,11 +25,13 @@ def momentum_strategy(**arguments):
     return tfdist.LocalSGDStrategy(**{"sync_every": 2, "rule": Outer(outer()), **arguments})
 
 
-def model_in(strategy):
+def model_in(strategy, momentum=0.5, builds=True):
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-        model.compile(keras.optimizers.SGD(0.05, momentum=0.5), "mse", run_eagerly=True)  # what is tested are files
-        model.optimizer.build(model.trainable_variables)
+        optimizer = keras.optimizers.SGD(0.05, momentum=momentum)
+        model.compile(optimizer, "mse", run_eagerly=True)  # what is tested are files
+        if builds:
+            model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -57,6 +59,18 @@ def test_training_goes_on_as_if_it_had_not_ended(tmp_path, arguments, name):
         first.save_weights(path)
         model = model_in(again)
         model.load_weights(path)
+    fit(model)
+    for weight, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-6)
+
+
+def test_load_weights_restores_outer_state_for_an_optimizer_without_slots_that_is_not_built(tmp_path):
+    """Keras restores its count of steps, too."""
+    path = tmp_path / "a.weights.h5"
+    expected = fit(model_in(momentum_strategy(), momentum=0.0), epochs=2)
+    fit(model_in(momentum_strategy(), momentum=0.0)).save_weights(path)
+    model = model_in(momentum_strategy(), momentum=0.0, builds=False)
+    model.load_weights(path)
     fit(model)
     for weight, other in zip(model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(weight, other, rtol=1e-6)

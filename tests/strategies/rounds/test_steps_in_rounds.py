@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.strategies.ranked import RankedLocal
-from tfdist.local_sgd.intervals import Every
+from tfdist.local_sgd.intervals import Every, QuadraticRule
 from tfdist.local_sgd.rounds import LocalSGD, Settings
 from tfdist.local_sgd.rules import Averaging
 from tfdist.strategies.rounds.steps_in_rounds import Centre, StepsInRounds, assign, slots_of
@@ -100,6 +100,30 @@ def test_values_that_are_assigned_are_the_new_beginning(ranks):
         return weights.numpy()[0]
 
     assert ranks(2)(work) == [8.5, 8.5]
+
+
+def test_an_interval_follows_a_rate_that_is_set_between_rounds(ranks):
+    """Within a round only the next one does."""
+
+    def work(group):
+        with RankedLocal(group).scope():
+            weights = keras.Variable(np.zeros(2), name="weights")
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer.build([weights])
+        settings = Settings(QuadraticRule(alpha=0.1, at_least=1, at_most=100), Averaging)
+        steps = StepsInRounds(optimizer, 0, LocalSGD(group, settings, None, ""), [])
+        lefts = []
+        for rate, taken in ((0.1, 0), (0.05, 0), (0.025, 1), (0.1, 0)):
+            optimizer.learning_rate = rate
+            steps.assigned(optimizer._learning_rate)
+            lefts.append(int(steps._left))
+            for _ in range(taken):
+                steps.take(1)
+        steps.settle()
+        steps.take_centre()
+        return [*lefts, int(steps._left)]
+
+    assert ranks(1)(work) == [[1, 4, 16, 15, 1]]
 
 
 def test_rounds_go_on_at_the_step_of_a_restored_optimizer(ranks):

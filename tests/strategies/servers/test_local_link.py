@@ -154,3 +154,16 @@ def test_incompatible_options_raise(options, why, monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(ValueError, match=why):
         ParameterServerStrategy(**options)
+
+
+def test_what_a_worker_keeps_of_its_program_is_not_pushed_as_a_change():
+    """A worker that begins its second fit before the chief has given the servers what both have assigned."""
+    with served(2, servers=2, mode=Asynchronous(), pushes=LocalSteps(2)) as strategies:
+        models = [linear_in(strategy) for strategy in strategies]
+        fit_together(models, (2, 2), (4, 4))
+        for model in models:
+            model.set_weights([np.full(weight.shape, 10.0) for weight in model.get_weights()])
+        fit_together(models[1:], (2,), (4,))
+        np.testing.assert_allclose(models[1].get_weights()[0], -RATE * 6)
+        fit_together(models[:1], (2,), (4,))
+        np.testing.assert_allclose(models[0].get_weights()[0], 10 - RATE * 2)

@@ -263,6 +263,36 @@ def test_values_assigned_by_chief_replace_server_values():
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("read", ["refresh", "fetch"])
+def test_a_worker_keeps_what_its_program_has_assigned_until_servers_have_it_too(read, prefetch):
+    ones = [tf.ones(shape) for shape in SHAPES]
+    with linked(keras.optimizers.SGD(1.0)) as (link, made):
+        chief, others, optimizer = link(), variables(), keras.optimizers.SGD(1.0)
+        optimizer.build(others)
+        worker = link(1, others, optimizer, prefetch)
+        worker.update(ones, others)
+
+        def assign(assigning, assigned, value):
+            for variable in assigned:
+                variable.assign(tf.fill(variable.shape, value))
+                assigning.assigned(variable)
+
+        def read_by_worker():
+            getattr(worker, read)()
+            return {float(value) for variable in others for value in np.unique(variable.numpy())}
+
+        assign(worker, others, 5.0)
+        assert read_by_worker() == {5.0}
+        assert read_by_worker() == {5.0}
+        assign(chief, made, 6.0)
+        chief.refresh()
+        assert read_by_worker() == {6.0}, "the chief's counts"
+        assign(worker, others, 7.0)
+        chief.update(ones, made)
+        assert read_by_worker() == {5.0}, "servers have gone on"
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
 def test_values_assigned_within_an_epoch_go_to_servers_with_the_next_step(prefetch):
     """A step under way is finished before, with the old values."""
     ones = [tf.ones(shape) for shape in SHAPES]

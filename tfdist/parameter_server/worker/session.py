@@ -219,6 +219,13 @@ class Session:
         self._received(self.answers(self._pulling("values")))
         return [replica.take() for replica in self._replicas]
 
+    def settle(self) -> list[np.ndarray]:
+        """Waits for all steps under way; returns copies of the variables' arrays as they are after them."""
+        self._finish()
+        for replica in self._replicas:
+            replica.take()
+        return [array.copy() for array in self.values()]
+
     def values(self) -> list[np.ndarray]:
         """Returns the variables' arrays as they were returned last, as a whole or by rows."""
         return self._model.whole([replica.values() for replica in self._replicas])
@@ -235,9 +242,7 @@ class Session:
             arrays: new value of each variable.
         """
         self._finish()
-        parts = [self._model.part_of(server, TrainingState(arrays)).values for server in range(len(self._connections))]
-        vectors = [shapes.layout().vectors(part) for shapes, part in zip(self._model.shapes, parts, strict=True)]
-        self._exchange.send(lambda server, id: AssignValues(id, *self.sender), vectors)()
+        self._exchange.send(lambda server, id: AssignValues(id, *self.sender), self.parts(arrays))()
 
     def averages(self) -> list[np.ndarray]:
         """Returns the optimizer's moving averages of the variables; the values if it keeps none."""
@@ -278,6 +283,11 @@ class Session:
                 for layout, server_vectors in zip(layouts, vectors, strict=True)
             ]
         )
+
+    def parts(self, arrays: Sequence[np.ndarray]) -> Vectors:
+        """Returns vectors of the parts of the variables' arrays; the inverse of `whole`."""
+        parts = [self._model.part_of(server, TrainingState(arrays)).values for server in range(len(self._connections))]
+        return [shapes.layout().vectors(part) for shapes, part in zip(self._model.shapes, parts, strict=True)]
 
     def suspend(self, is_end: bool = False) -> None:
         """Tells the servers that nobody needs to wait for this worker until its next step.

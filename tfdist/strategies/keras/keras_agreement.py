@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import MismatchError
+from tfdist.private.datasets import DatasetsOfFunction
 from tfdist.private.keras import array_slicing, tree
 from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import keras_hooks
@@ -41,14 +42,31 @@ class ArgumentChecks(keras_hooks.ModelHooks[DataParallel]):
     ability = DataParallel
 
     def fit(self, call: TrainerCall) -> None:
-        """Compares the arguments of all processes."""
-        if not self.extended.runs_in_lockstep or call.is_within_fit:
+        """Compares the arguments of all processes, and agrees on the length of data that each has made for itself."""
+        if call.is_within_fit:
             return
-        if self.extended.has_several_replicas:
-            keras_steps.check_functions(call.model, call.name)
-        agree(call.model, self.extended, call.name, call.arguments)
+        if self.extended.runs_in_lockstep:
+            if self.extended.has_several_replicas:
+                keras_steps.check_functions(call.model, call.name)
+            agree(call.model, self.extended, call.name, call.arguments)
+        for data in (call.arguments["x"], call.arguments.get("validation_data")):
+            if isinstance(data, DatasetsOfFunction):
+                data.batches = _batches_of_all(data.own_batches, self.extended)
 
     evaluate = predict = fit
+
+
+def _batches_of_all(own: int, extended: DataParallel) -> int:
+    """Returns the largest number of batches of any process; -2 if one does not know it.
+
+    Where processes take their steps on their own, each ends an epoch with its own data.
+    """
+    exchange = extended.all_processes
+    is_own = not (extended.runs_in_lockstep and extended.synchronizes_steps) or extended.is_local_only
+    if is_own or len(exchange.members) == 1:
+        return own
+    numbers = exchange.all_gather(tf.constant([own], tf.int64)).numpy()
+    return int(numbers.max()) if numbers.min() >= 0 else tf.data.UNKNOWN_CARDINALITY
 
 
 def agree(model: Any, extended: DataParallel, method: str, given: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from tfdist.local_sgd import rules
 from tfdist.local_sgd.course import Courses
 from tfdist.local_sgd.rules import States
 from tfdist.private import tensorflow as private
-from tfdist.private.optimizers import averages_of
+from tfdist.private.optimizers import apply_count, averages_of
 from tfdist.strategies.all_reduce.cross_device import ProcessCrossDeviceOps
 from tfdist.strategies.all_reduce.extended import AllReduceExtended
 from tfdist.strategies.keras import keras_variables
@@ -164,7 +164,7 @@ class RoundsExtended(AllReduceExtended, TrainsInRounds):
         nothing: States = []
         padded = itertools.chain(states, itertools.repeat(nothing))
         for optimizer, of_rules in zip(_saved_optimizers(model), padded, strict=False):
-            if not optimizer.built:  # its own variables are not restored either
+            if not (optimizer.built or int(apply_count(optimizer))):  # its own variables are not restored either
                 if any(of_rules) and self.group.rank == 0:
                     log.warning(_NOT_RESTORED, optimizer.name)
                 continue

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.engine.host_calls import host_call
-from tfdist.local_sgd.course import Course, Courses, Live, Progress, VariableGroup
+from tfdist.local_sgd.course import Course, Courses, Live, Progress, Turn, VariableGroup
 from tfdist.local_sgd.rules import States
 from tfdist.private import tensorflow as private
 from tfdist.private.models import value_of
@@ -180,9 +180,12 @@ class StepsInRounds:
         with self._lock:
             self._began = max(int(self._step), int(apply_count(self.optimizer)))
             self._step.assign(np.int64(self._began))
-            turn = self._course.begin_anew(Progress(int(self._samples), self._began))
-            self._left.assign(turn.left)
-            self._what.assign(turn.what)
+            self._course.learning_rate = float(_rate(self.optimizer))
+            self._plan(self._course.begin_anew(Progress(int(self._samples), self._began)))
+
+    def _plan(self, turn: Turn) -> None:
+        self._left.assign(turn.left)
+        self._what.assign(turn.what)
 
     def assigned(self, variable: Any) -> bool:
         """Notes that the user's program has assigned a value to a variable, equal on all processes.
@@ -198,6 +201,11 @@ class StepsInRounds:
                 with self._lock:
                     self._course.assigned(place, read([variable])[0].numpy(), self.progress)
                 return True
+        if not self.is_under_way and any(candidate is variable for candidate in _rates(self.optimizer)):
+            with self._lock:
+                self._course.learning_rate = float(_rate(self.optimizer))
+                if (turn := self._course.first(self._began)) is not None:
+                    self._plan(turn)
         return False
 
     def recentre(self) -> None:

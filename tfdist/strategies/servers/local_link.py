@@ -133,6 +133,10 @@ class LocalLink(Link):
         self._base = vectors
         self._assign_arrays(self._session.whole(vectors))
 
+    def _keep(self, arrays: Sequence[np.ndarray]) -> None:
+        super()._keep(arrays)
+        self._base = self._session.parts(arrays)
+
     def _name(self) -> str:
         return f"{super()._name()}-{type(self._pushes).__name__}"
 

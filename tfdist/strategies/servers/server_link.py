@@ -195,9 +195,33 @@ class Link:
 
     def refresh(self) -> None:
         """Assigns the newest values; first, the chief gives servers what its program has assigned in the meantime."""
-        with self._lock:
-            self._put_assigned()
+        with self._lock, self._reading():
             self._assign(self._session.pull())
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Context that reads the servers' values, after the chief has given them what its program has assigned.
+
+        The programs of all workers assign the same. So where the servers have nothing newer, because the chief has not
+        come to its reading, another worker keeps what its program has assigned.
+        """
+        has_assigned = self._is_assigned or self._is_finalized
+        if self._is_chief or not has_assigned or isinstance(self._session, Observer):
+            self._put_assigned()
+            yield
+            return
+        assigned, before = [array_of(variable) for variable in self._variables], self._session.settle()
+        yield
+        now = self._session.values()
+        is_newer = [new.tobytes() != old.tobytes() for new, old in zip(now, before, strict=True)]
+        self._is_assigned = self._is_assigned and not all(is_newer)
+        if not all(is_newer):
+            self._keep([new if newer else own for new, newer, own in zip(now, is_newer, assigned, strict=True)])
+
+    def _keep(self, arrays: Sequence[np.ndarray]) -> None:
+        """Assigns values that the servers have only in part."""
+        self._session.forget()
+        self._take(arrays)
 
     @contextlib.contextmanager
     def newest(self) -> Iterator[None]:
@@ -230,8 +254,7 @@ class Link:
         The chief keeps its learning rate, which it sends with each step, as a callback may have set it since the last
         one. All other scalars are the servers'.
         """
-        with self._lock:
-            self._put_assigned()
+        with self._lock, self._reading():
             state = self._session.state()
             self._assign_arrays(state.values)
         slots, scalars = self._of_optimizer()
