@@ -71,6 +71,12 @@ def test_report_of_a_single_process_mentions_no_others(capfd):
     assert capfd.readouterr().err.endswith("exited with code 1.\n")
 
 
+def test_a_restarted_process_that_could_not_enter_the_job_is_not_said_to_hang(capfd):
+    again = ended("kill -KILL $$", is_restart=True, ended_by_us=True)
+    ended_job(2, again, again)._report([again])
+    assert "was started again, and could not enter the job again: only with QuorumStrategy" in capfd.readouterr().err
+
+
 def test_hung_process_is_named_with_its_victims_code(capfd):
     """The code of a process that was killed by the launcher says nothing."""
     still, victim = ended("kill -KILL $$", ended_by_us=True), ended("exit 5", name="rank 0", is_victim=True)

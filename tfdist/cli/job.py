@@ -354,6 +354,11 @@ def _how_it_ended(process: Process) -> str:
     how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
     if process.ended_by_us:
         how = "hung, or failed and did not end by itself"
+        if process.is_restart and not process.has_entered:
+            how = (
+                "was started again, and could not enter the job again: only with QuorumStrategy and on parameter "
+                "servers do processes come and go"
+            )
     return f"{process.name} (process {process.popen.pid}) {how}"
 
 

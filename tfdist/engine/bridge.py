@@ -135,6 +135,11 @@ class Bridge:
         self._posting = Posting(group)
         self._shared = SharedSums(group)
 
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return self._group.size
+
     @tf.autograph.experimental.do_not_convert
     def all_reduce(
         self,

@@ -101,14 +101,19 @@ class InStages(keras_hooks.ModelHooks[HasStages]):
         call.replace(lambda: _predicted(call.model, _steps(call.model, self.extended), call.arguments["x"]))
 
     def export(self, call: TrainerCall) -> None:
-        """Refuses to export a model whose layers are split.
+        """Refuses to export a model that no process has as a whole.
 
         Raises:
-            ValueError: a layer is split.
+            ValueError: a layer is split, or stages are on several processes.
         """
         split = [variable for variable in call.model.variables if split_axis.asked_for(variable) is not None]
         if split:
             raise weight_parts.not_exported(split[0])
+        if self.extended.over_updaters.size > 1:
+            raise ValueError(
+                "export: each process has only its own stages of the model. Save the model, load it outside of the "
+                "scope, and export that."
+            )
 
     def make_function(self, call: TrainerCall) -> None:
         """Runs training and test steps in stages."""

@@ -88,9 +88,10 @@ class _RemoteInitializer:
 
     def _error(self) -> ElsewhereError:
         return ElsewhereError(
-            f"the variable {self._variable.path} is held by {self._place}. Variables of other "
-            "processes are read and assigned by get_weights, set_weights, save and load_weights, and a model in stages "
-            "computes by fit, evaluate and predict: call each of these methods on all processes."
+            f"the variable {self._variable.path} is held by {self._place}. Variables of other processes are read and "
+            "assigned by the model's get_weights, set_weights, save and load_weights, and a model in stages computes "
+            "by its fit, evaluate and predict: call each of these methods of the model on all processes. For anything "
+            "else, such as quantize or set_weights of a layer, save the model, and load it outside of the scope."
         )
 
 

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from world import check, made, network, state, trained, vectors
 
@@ -139,4 +140,7 @@ def loading(place):
     model.save_weights(place.shared / "own.weights.h5")
     other = made(place, network, "sgd", "mse")
     other.load_weights(place.shared / "own.weights.h5")
+    if place.strategy is not None:
+        with pytest.raises(ValueError, match="export: each process has only its own stages of the model"):
+            other.export(place.shared / "exported", verbose=False)
     return {"found": results, "loaded": state(place, other)}
