@@ -63,6 +63,7 @@ def test_version(capsys):
         ["run", "-n", "0", "x.py"],
         ["run", "-n", "2"],
         ["doctor", "--timeout", "-5"],
+        ["status", "host:1", "--seconds", "-1"],
     ],
 )
 def test_wrong_arguments_end_with_the_usage(arguments, capsys):
@@ -72,11 +73,19 @@ def test_wrong_arguments_end_with_the_usage(arguments, capsys):
     assert "usage: tfdist" in capsys.readouterr().err
 
 
+def test_unknown_options_end_with_the_usage_of_the_command(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["run", "-n", "2", "--grace", "5", "script.py"])
+    said = capsys.readouterr().err
+    assert said.startswith("usage: tfdist run ")
+    assert "tfdist run: error: " in said
+
+
 @pytest.mark.parametrize("option", [["--ps", "-1"], ["--evaluators", "one"]])
 def test_invalid_counts_of_other_roles_are_refused(option, capsys):
     with pytest.raises(SystemExit):
         main.main(["run", "-n", "2", *option, "script.py"])
-    assert "expected a whole number, got" in capsys.readouterr().err
+    assert "expected a whole number of at least 0, got" in capsys.readouterr().err
 
 
 def test_the_code_of_a_command_is_returned(capsys):

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.cli import run
 from tfdist.cli.job import Job, Roles
+from tfdist.cli.numbers import positive
 from tfdist.cluster import discovery
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.algorithms import ALGORITHMS
@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
         "srun), or with -n on this machine.",
         allow_abbrev=False,
     )
-    parser.add_argument("-n", "--processes", type=run.positive, help="number of processes to start on this machine")
+    parser.add_argument("-n", "--processes", type=positive, help="number of processes to start on this machine")
     parser.add_argument(
         "--mib",
         type=_mib,

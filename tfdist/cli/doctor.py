@@ -18,6 +18,7 @@ from typing import Any
 from tfdist._version import __version__
 from tfdist.cli import gpu_checks
 from tfdist.cli.findings import Finding, Severity
+from tfdist.cli.numbers import seconds
 from tfdist.cluster import discovery, launcher
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster, Task, split_address
@@ -50,17 +51,6 @@ def add_parser(commands: Any) -> None:
         "--gpu", action="store_true", help="also copy, sum and train on each GPU, and compare with the CPU"
     )
     parser.set_defaults(execute=execute)
-
-
-def seconds(text: str) -> float:
-    """Parses an argument that must be a number of seconds above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
-    return number
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command", required=True)
     for name in names:
         importlib.import_module(f"tfdist.cli.{name}").add_parser(commands)
+        commands.choices[name].set_defaults(command=commands.choices[name])
     return parser
 
 
@@ -42,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Only the module of the given subcommand: `tfdist run` needs no NumPy, which takes most of its start.
     given = [name for name in COMMANDS if name in arguments[:1]]
     _open_closed_streams()
-    options = parser(given or COMMANDS).parse_args(arguments)
+    options, unknown = parser(given or COMMANDS).parse_known_args(arguments)
+    if unknown:
+        options.command.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return options.execute(options)
     except BrokenPipeError:  # as in `tfdist doctor | head -1`

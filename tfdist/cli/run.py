@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from tfdist.cli.job import Job, Roles
+from tfdist.cli.numbers import count, positive
 from tfdist.cli.outputs import KEPT_LINES
 from tfdist.engine import timeline
 from tfdist.errors import ClusterSpecError
@@ -67,20 +68,6 @@ def add_parser(commands: Any) -> None:
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
     rest.required = False  # for the message where there is no script, before Python 3.13
     parser.set_defaults(execute=execute)
-
-
-def positive(text: str) -> int:
-    """Parses an argument that must be a whole number of at least 1."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)
-
-
-def count(text: str) -> int:
-    """Parses an argument that must be a whole number, which may be 0."""
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
-    return int(text)
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tfdist.cli.numbers import seconds
 from tfdist.cluster import spec
 from tfdist.cluster.settings import read_secret
 from tfdist.errors import TfdistError
@@ -45,7 +46,7 @@ def add_parser(commands: Any) -> None:
         "environment's TF_CONFIG. `tfdist run` shows it when it starts",
     )
     parser.add_argument(
-        "--seconds", type=float, default=1.0, help="seconds between two updates of the table (default: 1)"
+        "--seconds", type=seconds, default=1.0, help="seconds between two updates of the table (default: 1)"
     )
     parser.add_argument("--once", action="store_true", help="show one table and end")
     parser.set_defaults(execute=_execute)
@@ -131,20 +132,20 @@ def _asked(connections: Sequence[Connection]) -> list[ServerReport]:
     return [_report(connection) for connection in connections]
 
 
-def rendered(reports: Sequence[ServerReport], before: Sequence[ServerReport] | None, seconds: float) -> Group:
+def rendered(reports: Sequence[ServerReport], before: Sequence[ServerReport] | None, interval: float) -> Group:
     """Returns a table of the workers for each model.
 
     Args:
         reports: reports of all servers.
         before: earlier reports, from which rates are computed; None shows no rates.
-        seconds: seconds since the earlier reports.
+        interval: seconds since the earlier reports.
     """
     earlier = {} if before is None else _models(before)
     parts: list[Any] = []
     for key, model in _models(reports).items():
         last = earlier.get(key)
-        parts.append(Text(_headline(model, last, seconds), style="bold"))
-        parts.append(_table(model, reports[0].tasks, last, seconds))
+        parts.append(Text(_headline(model, last, interval), style="bold"))
+        parts.append(_table(model, reports[0].tasks, last, interval))
     return Group(*parts) if parts else Group(Text("No worker has begun a model yet."))
 
 
