@@ -4,6 +4,8 @@
 - *apart*: two processes of plain Keras that do not talk to each other, which no data-parallel training can exceed.
 - *apart, all rows* (the transformer): the same, but each applies as many rows of the embedding's gradient as both have,
   as every process does where their gradients are summed.
+- *apart, in step* (the transformer): the same again, and each waits in every step until the other has its gradients, as
+  a sum of them has to. Nothing is sent: this is what no exact data-parallel training can exceed.
 - *alone*: one process of plain Keras, on one core; *both cores*: one on two.
 - *DDP*: PyTorch's DistributedDataParallel on Gloo, an equal model of `torch.nn` in a loop of its own; *Keras in DDP*:
   the model of Keras, on PyTorch, in the same loop.
@@ -19,6 +21,7 @@ medians of the rounds' ratios. No way waits for `tf.data`'s autotuner, for which
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
 import side_by_side
@@ -33,6 +36,7 @@ WAYS = {
     "tfdist": ("tfdist", 2, 1),
     "apart": ("keras", 2, 1),
     "apart, all rows": ("keras all-rows", 2, 1),
+    "apart, in step": ("keras in-step", 2, 1),
     "tfdist alone": ("tfdist", 1, 1),
     "alone": ("keras", 1, 1),
     "both cores": ("keras", 1, 2),
@@ -109,7 +113,33 @@ def with_all_rows(base):
     return WithAllRows
 
 
-def measure(name, way, size):
+def in_step(base, path, rank):
+    """Returns a class of optimizers that apply gradients when the other process has its own, too."""
+    import numpy as np
+    import tensorflow as tf
+
+    steps = np.memmap(path, np.int64, "r+", shape=2)
+
+    def wait(gradient):
+        steps[rank] += 1
+        while steps[1 - rank] < steps[rank]:
+            time.sleep(1e-5)
+        return gradient
+
+    class InStep(with_all_rows(base)):
+        def apply(self, gradients, trainable_variables=None):
+            gradients = list(gradients)
+            last, dense = next((place, one) for place, one in enumerate(gradients) if isinstance(one, tf.Tensor))
+            others = [one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients]
+            with tf.control_dependencies(others):
+                gradients[last] = tf.ensure_shape(tf.py_function(wait, [dense], dense.dtype), dense.shape)
+            with tf.control_dependencies([gradients[last]]):
+                super().apply([tf.nest.map_structure(tf.identity, one) for one in gradients], trainable_variables)
+
+    return InStep
+
+
+def measure(name, way, size, rank):
     """Trains, and reports the seconds of the fastest epoch on rank 0."""
     import keras
     import tensorflow as tf
@@ -122,7 +152,11 @@ def measure(name, way, size):
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = model_of(name)
-        adam = with_all_rows(keras.optimizers.Adam) if way == "all-rows" else keras.optimizers.Adam
+        adam = keras.optimizers.Adam
+        if way == "all-rows":
+            adam = with_all_rows(adam)
+        elif way == "in-step":
+            adam = in_step(adam, os.environ["STEPS_OF_BOTH"], rank)
         optimizer = adam(1e-3) if name == "text" else keras.optimizers.SGD(0.01)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"])
@@ -150,7 +184,10 @@ def samples_per_second(name, way, torch_python):
     else:
         command = [__file__, f"--measure={name}", kind.split()[-1], str(size)]
         how = {"way": "tfdist" if kind == "tfdist" and size > 1 else "plain", "cores": cores == 1}
-    seconds = side_by_side.measure_each(command, size, env=threads, **how)
+    with tempfile.NamedTemporaryFile() as steps:  # of processes that wait for each other
+        steps.write(bytes(16))
+        steps.flush()
+        seconds = side_by_side.measure_each(command, size, env={**threads, "STEPS_OF_BOTH": steps.name}, **how)
     rates = [STEPS[name] * BATCH[name] / each for each in seconds]  # of those that do not talk, each has its own
     return size * sum(rates) / len(rates)
 
@@ -171,7 +208,7 @@ def main():
     ways = [way for way, (kind, *_) in WAYS.items() if is_installed(kind, options.torch_python)]
     figures = {}
     for name in options.models:
-        own = [way for way in ways if name == "text" or "rows" not in way]
+        own = [way for way in ways if name == "text" or not way.startswith("apart, ")]
         rounds = [
             {way: samples_per_second(name, way, options.torch_python) for way in own} for _ in range(options.rounds)
         ]
@@ -193,4 +230,5 @@ if __name__ == "__main__":
     if asked is None:
         main()
     else:
-        measure(sys.argv[asked].partition("=")[2], sys.argv[asked + 1], int(sys.argv[asked + 2]))
+        way, size, rank = (*sys.argv[asked + 1 : asked + 3], *sys.argv[asked + 3 :], "0")[:3]
+        measure(sys.argv[asked].partition("=")[2], way, int(size), int(rank))

@@ -90,8 +90,8 @@ class Numbers(keras.Sequential):
         return {**logs, "number": number, "mean": self.mean.result()}
 
 
-@pytest.mark.parametrize("is_own", [False, True])
-def test_numbers_count_samples_alike(ranks, is_own):
+@pytest.mark.parametrize(("kind", "number"), [("shared", 2.0), ("own", 2.0), ("own of unknown length", 2.5)])
+def test_numbers_count_samples_alike(ranks, kind, number):
     x = np.array([[1, 0, 0, 0], [1, 0, 0, 0], [4, 0, 0, 0]], np.float32)
 
     def work(strategy):
@@ -99,15 +99,17 @@ def test_numbers_count_samples_alike(ranks, is_own):
             model = Numbers([keras.layers.Input((4,)), keras.layers.Dense(1)])
             model.compile(keras.optimizers.SGD(0.0), "mse")
         data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(3)
-        if is_own:  # two rows of the first process, and one of the second
+        if kind != "shared":  # two rows of the first process, and one of the second
             rows = [slice(0, 2), slice(2, 3)][strategy.rank]
             own = tf.data.Dataset.from_tensors((x[rows], x[rows, :1]))
+            if kind != "own":
+                own = own.filter(lambda x, y: True)
             data = strategy.distribute_datasets_from_function(lambda context: own)
         return model.fit(data, verbose=0).history
 
     for history in on_ranks(ranks, work):
-        # The last step of a process's own data finds none on any process, which then count alike.
-        assert history["number"] == pytest.approx([2.5 if is_own else 2.0])
+        # The last step of data of unknown length finds none on any process, which then count alike.
+        assert history["number"] == pytest.approx([number])
         assert history["mean"] == pytest.approx([2.0])
 
 
