@@ -36,6 +36,24 @@ def test_tensors_are_those_of_the_policy():
     assert list(compressor.traffic()) == ["dense/kernel", "conv/kernel"]
 
 
+def test_a_model_that_is_loaded_counts_from_the_first_tensor(tmp_path):
+    """As where it was trained, although the strategy has trained it, or another one, before."""
+    compressor = made()
+    earlier = states(compressor)[0]
+    earlier.step = 3
+    assert compressor.number_of_variables == 3
+    compressor.save(tmp_path / "model.keras")
+    compressor.begin_model()
+    assert compressor.number_of_variables == 0
+    assert compressor.load(tmp_path / "model.keras")
+    compressor.adopt()
+    compressor.register({"d": ("dense_1/kernel", (50, 40))})
+    assert compressor.tensor("d", gradient()).state.step == 3
+    compressor.tensor("d", gradient()).state.step = 4
+    assert earlier.step == 3
+    assert compressor.number_of_variables == 1
+
+
 @pytest.mark.parametrize("late", [True, False])
 def test_saved_states_are_restored(tmp_path, late):
     compressor = made()

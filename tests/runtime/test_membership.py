@@ -1,6 +1,7 @@
 """Memberships of several tasks, all in this process, in jobs with real server processes."""
 
 import contextlib
+import dataclasses
 import queue
 import socket
 from pathlib import Path
@@ -112,11 +113,15 @@ def test_a_chief_of_an_elastic_job_comes_back_to_its_server():
         chief.server.release()
 
 
-def test_another_program_at_the_chiefs_port_is_an_error():
-    cluster = cluster_of("worker", worker=2)
+@pytest.mark.parametrize("servers", [0, 1])
+def test_another_program_at_the_chiefs_port_is_an_error(servers):
+    """Also where servers may have outlived the chief that started them."""
+    cluster = cluster_of("worker", worker=2, **({"ps": servers} if servers else {}))
+    assert cluster.is_elastic is bool(servers)
     host, port = cluster.tasks[0].address.split(":")
+    timeouts = dataclasses.replace(TIMEOUTS, start=0.5)
     with socket.create_server((host, int(port))), pytest.raises(RendezvousError, match="another process uses it"):
-        membership.of_task(seen_by(cluster, "worker", 0), TIMEOUTS)
+        membership.of_task(seen_by(cluster, "worker", 0), timeouts)
 
 
 def test_wrong_secret_raises(monkeypatch):

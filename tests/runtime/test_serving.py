@@ -1,6 +1,8 @@
 """A parameter server in its job: tasks of this process, with a real rendezvous server."""
 
+import socket
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,4 +154,19 @@ def test_server_without_script_rejects_user_defined_classes():
         match=r"synchronization is Asynchronous\(late=.*Halved.*Run the script on the parameter servers, too",
     ):
         serving.serve_without_script(seen_by(cluster, "ps"), TIMEOUTS)
+    chief.leave(None)
+
+
+def test_a_server_without_script_that_cannot_listen_tells_the_chief(caplog):
+    cluster = cluster_of("chief", chief=1, ps=1)
+    chief = membership.of_task(cluster, TIMEOUTS)
+    agreement.agree(chief, options_of(Asynchronous()))
+    own = seen_by(cluster, "ps")
+    host, port = own.task.address.split(":")
+    with socket.create_server((host, int(port))), pytest.raises(TfdistError, match="cannot listen"):
+        serving.serve_without_script(own, TIMEOUTS)
+    deadline = time.monotonic() + DEADLINE
+    while "failed: the parameter server cannot listen at" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     chief.leave(None)

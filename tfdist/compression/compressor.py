@@ -130,6 +130,7 @@ class Compressor:
         self._momentum: dict[str, float] = {}
         self._tensors: dict[str, Compressed | None] = {}
         self._restored: dict[str, dict[str, np.ndarray]] = {}
+        self._earlier = self._registered = 0  # numbers of tensors and variables before the last model was loaded
 
     def __repr__(self) -> str:
         return repr(self._policy)
@@ -182,17 +183,28 @@ class Compressor:
         # Identified by position too: the numbers in a path count the objects a process has built, and differ from run
         # to run. Only the end of a path is kept when a model is loaded: the names of a layer and of its variable.
         kind = re.sub(r"_\d+(?=/|$)", "", path).split("/")[-2:]
-        place = sum(
-            tensor is not None and tensor.schedule.compresses == compresses for tensor in self._tensors.values()
-        )
+        place = sum(tensor.schedule.compresses == compresses for tensor in self._current())
         name = f"{'' if compresses else 'uncompressed '}{place} {'.'.join(kind)} {list(shape)}"
         state = State(name, self._rank, self._size, shape=shape)
         for kept, array in self._restored.pop(name, {}).items():
             state.restore(kept, array)
         return state
 
+    def _current(self) -> list[Compressed]:
+        """Returns the tensors since the last model was loaded."""
+        return [tensor for tensor in list(self._tensors.values())[self._earlier :] if tensor is not None]
+
     def _states(self) -> list[State]:
-        return [tensor.state for tensor in self._tensors.values() if tensor is not None]
+        return [tensor.state for tensor in self._current()]
+
+    def begin_model(self) -> None:
+        """Counts the tensors of a model that is being loaded from the first one, as in the job that has saved it."""
+        self._earlier, self._registered = len(self._tensors), len(self._variables)
+
+    @property
+    def number_of_variables(self) -> int:
+        """Number of variables that were registered since the last model was loaded."""
+        return len(self._variables) - self._registered
 
     # Reporting.
 

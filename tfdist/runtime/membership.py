@@ -110,27 +110,31 @@ def of_task(cluster: Cluster, timeouts: Timeouts) -> Membership:
     """
     address = cluster.tasks[0].address
     secret = read_secret()
-    server = _serve(cluster, address, secret, timeouts) if cluster.number == 0 else None
+    server, unserved = None, None
+    if cluster.number == 0:
+        try:
+            server = _serve(cluster, address, secret, timeouts)
+        except RendezvousError as error:
+            if not cluster.is_elastic:
+                raise
+            unserved = error  # the job's server may have outlived the chief that started it
     name = f"{cluster.task.job} {cluster.task.index}"
     control = Control(address, claims(cluster.number, name, cluster.digest()), secret, timeouts)
     membership = Membership(cluster, control, server)
     try:
         control.enter()
-    except BaseException:
+    except BaseException as error:
         membership.close()
+        if unserved is not None and isinstance(error, RendezvousError):
+            raise RendezvousError(f"{unserved} No server of this job answers there, either: {error}") from None
         raise
     launcher.report_to_launcher(launcher.ENTERED)
     return membership
 
 
-def _serve(cluster: Cluster, address: str, secret: bytes, timeouts: Timeouts) -> ServerProcess | None:
-    """Starts the rendezvous server; returns None if an elastic job's server has outlived the chief that started it."""
-    try:
-        listener = rendezvous.listen(address)
-    except RendezvousError:
-        if not cluster.is_elastic:
-            raise
-        return None
+def _serve(cluster: Cluster, address: str, secret: bytes, timeouts: Timeouts) -> ServerProcess:
+    """Starts the rendezvous server."""
+    listener = rendezvous.listen(address)
     if not secret:
         say_who_can(address, "enter this job")
     elif len(secret) < LEAST_SECRET_BYTES:

@@ -80,10 +80,10 @@ def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
         if options is None:
             return
         made = options.arguments()
+        told = made.synchronization, made.pushes, made.servers
+        notice("tfdist serve: %s serves with %s, %s, %s.", cluster.task, *told)
+        serve(member, made, timeouts)
     except TfdistError as error:
         if member.control.failure is None:
             member.control.tell_failure(error)
         raise
-    told = made.synchronization, made.pushes, made.servers
-    notice("tfdist serve: %s serves with %s, %s, %s.", cluster.task, *told)
-    serve(member, made, timeouts)

@@ -114,6 +114,27 @@ def test_what_is_saved_between_two_updates_goes_on_as_in_plain_keras(ranks, tmp_
         assert_close(weights, never_stopped.get_weights())
 
 
+def test_a_file_with_one_process_part_of_accumulated_gradients_is_told_of(ranks, tmp_path, caplog):
+    def work(strategy):
+        with strategy.scope():
+            model = model_of(OPTIMIZERS["momentum"])
+
+        def saved():
+            model.save_weights(tmp_path / f"{strategy.rank}.weights.h5")
+            strategy.extended.all_processes.barrier()
+            return "the file has the gradients that this process has accumulated" in caplog.text
+
+        fit(model, 1)  # of five steps
+        told = [saved()]
+        for _ in range(3):
+            model.train_on_batch(X[:4], Y[:4])
+        told.append(saved())  # eight steps are two updates
+        model.train_on_batch(X[:4], Y[:4])
+        return [*told, saved()]
+
+    assert on_ranks(ranks(2), work) == [[False, False, True]] * 2
+
+
 def test_backup_between_two_updates_goes_on_as_if_never_stopped(ranks, tmp_path):
     never_stopped = model_of(OPTIMIZERS["momentum"])
     fit(never_stopped, 2)

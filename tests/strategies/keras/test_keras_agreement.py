@@ -52,7 +52,7 @@ def test_descriptions_name_kind_and_size_of_data(ranks, tmp_path):
         per_rank = strategy.distribute_datasets_from_function(lambda context: dataset.take(1 + strategy.rank))
         return described(shared), described(per_rank)
 
-    assert on_ranks(ranks(2), work) == [("a distributed dataset of 4 batches", "a distributed dataset")] * 2
+    assert on_ranks(ranks(2), work) == [("a distributed dataset of 4 batches", "a dataset of each process's own")] * 2
 
 
 @pytest.mark.parametrize("strategy", [Ranked, RankedLocal])
@@ -131,6 +131,20 @@ def test_data_that_each_process_has_made_end_without_a_step_more(ranks, strategy
         return int(model.optimizer.iterations)
 
     assert ranks(2)(work) == counted
+
+
+@pytest.mark.parametrize("strategy", [Ranked, RankedLocal])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_predictions_of_unequal_data_are_those_of_all_processes(ranks, strategy, is_known):
+    def work(group):
+        made = strategy(group)
+        with made.scope():
+            model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        own = tf.data.Dataset.from_tensor_slices(X).batch(2).take(4 - 3 * group.rank)
+        data = made.distribute_datasets_from_function(lambda context: own if is_known else own.filter(lambda x: True))
+        return model.predict(data, verbose=0).shape
+
+    assert ranks(2)(work) == [(10, 1)] * 2
 
 
 def test_data_of_which_one_process_does_not_know_the_length_end_when_all_have_none(ranks):

@@ -315,7 +315,8 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
             The number of these processes' replicas that have another batch, an int64 scalar.
         """
         counts = tf.stack([filled, samples])
-        if self.synchronizes_steps and self.group.size > 1 and not self.is_local_only:
+        together = self.synchronizes_steps or (self._reads_in_order and self.runs_in_lockstep)  # `predict` gathers
+        if together and self.group.size > 1 and not self.is_local_only:
             counts = self._counts.sum(counts, self.stopping.kept if self.stopping.is_in_step else None)
         replicas, total = tf.unstack(counts)
         with tf.control_dependencies([self.shares.set_total(total)]):

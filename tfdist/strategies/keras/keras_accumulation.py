@@ -10,13 +10,23 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.notices import warn_once
 from tfdist.private import tensorflow as private
 from tfdist.private.models import value_of
-from tfdist.private.optimizers import accumulated_by, variables_of
+from tfdist.private.optimizers import accumulated_by, apply_count, variables_of
 from tfdist.strategies import keras_hooks
-from tfdist.strategies.abilities import DataParallel
+from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.divided_abilities import DividesUpdates
 from tfdist.strategies.keras.keras_variables import optimizers
+
+_GATHERED = "_tfdist_gathered"
+"""Attribute of a model: the counts of steps at which the writer had all accumulated gradients."""
+
+_PARTS = (
+    "tfdist: a model is saved between two updates of gradient_accumulation_steps: the file has the gradients that this "
+    "process has accumulated, and not those of others. Save after an update, or at the end of an epoch of fit, where "
+    "the chief has all of them."
+)
 
 
 def install() -> None:
@@ -54,8 +64,30 @@ def gather(model: Any, extended: DataParallel) -> None:
     variables = list(_accumulators(model, extended))
     if not variables:
         return
+    setattr(model, _GATHERED, str(_counts(model)))
     own = [tf.add_n([copy.read_value() for copy in private.copies(value_of(variable))]) for variable in variables]
     _assign(variables, extended.bridge.all_reduce(own), extended)
+
+
+def warn_of_parts(model: Any, extended: Ability) -> None:
+    """Warns the writer of a file whose accumulated gradients are its own only, as of steps since the last update.
+
+    Args:
+        model: a Keras model.
+        extended: the `extended` of its strategy.
+    """
+    if not isinstance(extended, DataParallel):
+        return
+    counts = _counts(model)
+    is_between = any(count % steps for count, steps in counts) and str(counts) != getattr(model, _GATHERED, None)
+    if extended.is_writer and is_between and any(True for _ in _accumulators(model, extended)):
+        warn_once(_PARTS)
+
+
+def _counts(model: Any) -> list[tuple[int, int]]:
+    """Returns the number of steps of each optimizer, and the number of steps between its updates."""
+    known = [(one, getattr(one, "gradient_accumulation_steps", None)) for one in optimizers(model)]
+    return [(int(apply_count(optimizer)), steps) for optimizer, steps in known if steps]
 
 
 def leave_to_writer(model: Any, extended: DataParallel) -> None:
@@ -66,6 +98,7 @@ def leave_to_writer(model: Any, extended: DataParallel) -> None:
         extended: the `extended` of its strategy.
     """
     variables = list(_accumulators(model, extended))
+    setattr(model, _GATHERED, str(_counts(model)))
     _assign(variables, [private.copies(value_of(variable))[0].read_value() for variable in variables], extended)
 
 

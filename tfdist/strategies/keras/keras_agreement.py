@@ -51,19 +51,24 @@ class ArgumentChecks(keras_hooks.ModelHooks[DataParallel]):
             agree(call.model, self.extended, call.name, call.arguments)
         for data in (call.arguments["x"], call.arguments.get("validation_data")):
             if isinstance(data, DatasetsOfFunction):
-                data.batches = _batches_of_all(data.own_batches, self.extended)
+                data.batches = _batches_of_all(data.own_batches, self.extended, gathers=call.name == "predict")
 
     evaluate = predict = fit
 
 
-def _batches_of_all(own: int, extended: DataParallel) -> int:
+def _batches_of_all(own: int, extended: DataParallel, gathers: bool) -> int:
     """Returns the largest number of batches of any process; -2 if one does not know it.
 
     Where processes take their steps on their own, each ends an epoch with its own data.
+
+    Args:
+        own: number of batches of this process.
+        extended: the strategy's `extended`.
+        gathers: whether processes gather the results of each step.
     """
     exchange = extended.all_processes
-    is_own = not (extended.runs_in_lockstep and extended.synchronizes_steps) or extended.is_local_only
-    if is_own or len(exchange.members) == 1:
+    together = extended.runs_in_lockstep and (extended.synchronizes_steps or gathers)
+    if not together or extended.is_local_only or len(exchange.members) == 1:
         return own
     numbers = exchange.all_gather(tf.constant([own], tf.int64)).numpy()
     return int(numbers.max()) if numbers.min() >= 0 else tf.data.UNKNOWN_CARDINALITY
@@ -152,6 +157,8 @@ def _described(data: Any, in_order: bool = False) -> str:
         return f"a tf.data.Dataset of {_number(int(data.cardinality()))} batches"
     if isinstance(data, datasets.SharedDataset):
         return f"a distributed dataset of {_number(int(data.dataset.cardinality()))} batches"
+    if isinstance(data, DatasetsOfFunction):
+        return "a dataset of each process's own"
     if isinstance(data, (tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)):
         return "a distributed dataset"
     if isinstance(data, keras.utils.PyDataset):

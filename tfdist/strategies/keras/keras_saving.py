@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.compression.compressor import Compressor
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import ProcessGroup
+from tfdist.notices import warn_once
 from tfdist.private.keras import saving_api
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall
@@ -27,6 +28,12 @@ from tfdist.thread_values import ThreadValue
 
 log = logging.getLogger("tfdist")
 
+
+_OF_SEVERAL_MODELS = (
+    "tfdist: the residuals of compression beside %s are those of all models that this strategy has trained, and "
+    "another job could not tell them apart: it would give a model those of another one of the same shapes. Make a "
+    "strategy for each model, or load the model without these files."
+)
 
 _saves_alone = ThreadValue(False)
 """Whether a thread saves files without calling `save_training_state`."""
@@ -61,6 +68,7 @@ class WrittenOnce(keras_hooks.ModelHooks[Ability]):
 
     def save(self, call: TrainerCall) -> None:
         """Saves a model or its weights, and the residuals and outer optimizers' states beside it."""
+        keras_accumulation.warn_of_parts(call.model, self.extended)
         if not _saves_alone.value:
             save_training_state(call.model, self.extended, call.arguments["filepath"])
         self._by_the_writer(call, _atomically if _is_one_new_file(call.arguments) else TrainerCall.inner)
@@ -145,6 +153,8 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
         model = original(filepath, *args, **kwargs)
         extended.all_processes.barrier()  # the chief has loaded the rows of embeddings, too
         keras_accumulation.leave_to_writer(model, extended)
+        if (compressor := compressor_of(extended)) is not None:
+            compressor.begin_model()
         restore_training_state(model, extended, filepath)
         return model
 
@@ -161,6 +171,8 @@ def save_training_state(model: Any, extended: Ability, path: Any) -> None:
     """
     compressor = compressor_of(extended)
     if compressor is not None:
+        if compressor.number_of_variables > len(model.trainable_variables):
+            warn_once(_OF_SEVERAL_MODELS, path)
         compressor.save(path)
     keras_outer.save(model, extended, path)
 

@@ -201,7 +201,7 @@ class StepsInRounds:
                 with self._lock:
                     self._course.assigned(place, read([variable])[0].numpy(), self.progress)
                 return True
-        if not self.is_under_way and any(candidate is variable for candidate in _rates(self.optimizer)):
+        if any(candidate is variable for candidate in _rates(self.optimizer)) and not self.is_under_way:
             with self._lock:
                 self._course.learning_rate = float(_rate(self.optimizer))
                 if (turn := self._course.first(self._began)) is not None:
