@@ -46,12 +46,16 @@ def test_a_model_that_is_loaded_counts_from_the_first_tensor(tmp_path):
     compressor.begin_model()
     assert compressor.number_of_variables == 0
     assert compressor.load(tmp_path / "model.keras")
-    compressor.adopt()
     compressor.register({"d": ("dense_1/kernel", (50, 40))})
     assert compressor.tensor("d", gradient()).state.step == 3
     compressor.tensor("d", gradient()).state.step = 4
     assert earlier.step == 3
     assert compressor.number_of_variables == 1
+    compressor.save(tmp_path / "model.keras")
+    earlier.step = compressor.tensor("d", gradient()).state.step = 0
+    compressor.load(tmp_path / "model.keras")
+    compressor.adopt()
+    assert (earlier.step, compressor.tensor("d", gradient()).state.step) == (0, 4), "the last model's"
 
 
 @pytest.mark.parametrize("late", [True, False])

@@ -183,22 +183,19 @@ class Compressor:
         # Identified by position too: the numbers in a path count the objects a process has built, and differ from run
         # to run. Only the end of a path is kept when a model is loaded: the names of a layer and of its variable.
         kind = re.sub(r"_\d+(?=/|$)", "", path).split("/")[-2:]
-        place = sum(tensor.schedule.compresses == compresses for tensor in self._current())
+        tensors = list(self._tensors.values())[self._earlier :]
+        place = sum(tensor is not None and tensor.schedule.compresses == compresses for tensor in tensors)
         name = f"{'' if compresses else 'uncompressed '}{place} {'.'.join(kind)} {list(shape)}"
         state = State(name, self._rank, self._size, shape=shape)
         for kept, array in self._restored.pop(name, {}).items():
             state.restore(kept, array)
         return state
 
-    def _current(self) -> list[Compressed]:
-        """Returns the tensors since the last model was loaded."""
-        return [tensor for tensor in list(self._tensors.values())[self._earlier :] if tensor is not None]
-
     def _states(self) -> list[State]:
-        return [tensor.state for tensor in self._current()]
+        return [tensor.state for tensor in self._tensors.values() if tensor is not None]
 
     def begin_model(self) -> None:
-        """Counts the tensors of a model that is being loaded from the first one, as in the job that has saved it."""
+        """Has tensors from now on be those of another model: they are counted from 0, as in the job that saved it."""
         self._earlier, self._registered = len(self._tensors), len(self._variables)
 
     @property
@@ -283,8 +280,11 @@ class Compressor:
         return 1 + zlib.crc32(repr(steps).encode())
 
     def adopt(self) -> None:
-        """Restores the state that `load` has read for the current variables; later ones get theirs on first use."""
-        for state in self._states():
+        """Restores the state that `load` has read for the current variables; later ones get theirs on first use.
+
+        Where models have equal names, the last one's variables get it.
+        """
+        for state in reversed(self._states()):
             if arrays := self._restored.pop(state.name, None):
                 state.clear()
                 for kept, array in arrays.items():

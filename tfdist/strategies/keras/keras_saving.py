@@ -153,9 +153,7 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
         model = original(filepath, *args, **kwargs)
         extended.all_processes.barrier()  # the chief has loaded the rows of embeddings, too
         keras_accumulation.leave_to_writer(model, extended)
-        if (compressor := compressor_of(extended)) is not None:
-            compressor.begin_model()
-        restore_training_state(model, extended, filepath)
+        restore_training_state(model, extended, filepath, is_new=True)
         return model
 
     return load_model
@@ -171,25 +169,26 @@ def save_training_state(model: Any, extended: Ability, path: Any) -> None:
     """
     compressor = compressor_of(extended)
     if compressor is not None:
-        if compressor.number_of_variables > len(model.trainable_variables):
+        if compressor.number_of_variables > len(model.variables):
             warn_once(_OF_SEVERAL_MODELS, path)
         compressor.save(path)
     keras_outer.save(model, extended, path)
 
 
-def restore_training_state(model: Any, extended: Ability, path: Any) -> None:
+def restore_training_state(model: Any, extended: Ability, path: Any, is_new: bool = False) -> None:
     """Restores the state that `save_training_state` has saved, on all processes.
 
     Args:
         model: a Keras model.
         extended: the strategy's `extended`.
         path: path of the model's file.
+        is_new: whether the model has been made from the file.
 
     Raises:
         OSError: this rank's file of residuals is damaged; the other ranks start without residuals.
     """
     keras_outer.restore(model, extended, path)
-    restore_compression(extended, path)
+    restore_compression(extended, path, is_new)
 
 
 def compressor_of(extended: Ability) -> Compressor | None:
@@ -197,21 +196,24 @@ def compressor_of(extended: Ability) -> Compressor | None:
     return extended.compressor if isinstance(extended, DataParallel) else None
 
 
-def restore_compression(extended: Ability, path: Any) -> None:
+def restore_compression(extended: Ability, path: Any, is_new: bool = False) -> None:
     """Restores the residuals that were saved beside a checkpoint, if those of all ranks are of the same step.
 
     Args:
         extended: the strategy's `extended`.
         path: path of the checkpoint.
+        is_new: whether they are of a model that has been made from the checkpoint.
 
     Raises:
         OSError: this rank's file is damaged; the other ranks start without residuals.
     """
     if isinstance(extended, DataParallel) and extended.compressor is not None:
-        restore_residuals(extended.compressor, extended.exchange, extended.group, path)
+        restore_residuals(extended.compressor, extended.exchange, extended.group, path, is_new)
 
 
-def restore_residuals(compressor: Compressor, exchange: Exchange, group: ProcessGroup, path: Any) -> None:
+def restore_residuals(
+    compressor: Compressor, exchange: Exchange, group: ProcessGroup, path: Any, is_new: bool = False
+) -> None:
     """Restores residuals like `restore_compression`, without a strategy.
 
     Args:
@@ -219,6 +221,7 @@ def restore_residuals(compressor: Compressor, exchange: Exchange, group: Process
         exchange: exchange among the processes of the group.
         group: the processes that train together.
         path: path of the checkpoint.
+        is_new: whether they are of a model that has been made from the checkpoint.
 
     Raises:
         OSError: this rank's file is damaged; the other ranks start without residuals.
@@ -229,8 +232,11 @@ def restore_residuals(compressor: Compressor, exchange: Exchange, group: Process
     except OSError as error:
         checksum, failure = 0, error
     everyone = exchange.all_gather(tf.constant([checksum], tf.int64)).numpy()
+    if is_new:
+        compressor.begin_model()
     if everyone.any() and (everyone == everyone[0]).all():
-        compressor.adopt()
+        if not is_new:
+            compressor.adopt()
     elif everyone.any() or failure is not None:
         compressor.forget()
         if group.is_writer:
