@@ -114,10 +114,11 @@ def test_what_is_saved_between_two_updates_goes_on_as_in_plain_keras(ranks, tmp_
         assert_close(weights, never_stopped.get_weights())
 
 
-def test_a_file_with_one_process_part_of_accumulated_gradients_is_told_of(ranks, tmp_path, caplog):
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_file_with_one_process_part_of_accumulated_gradients_is_told_of(ranks, tmp_path, caplog, name):
     def work(strategy):
         with strategy.scope():
-            model = model_of(OPTIMIZERS["momentum"])
+            model = model_of(OPTIMIZERS[name])
 
         def saved():
             model.save_weights(tmp_path / f"{strategy.rank}.weights.h5")

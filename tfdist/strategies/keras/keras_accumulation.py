@@ -17,6 +17,7 @@ from tfdist.private.optimizers import accumulated_by, apply_count, variables_of
 from tfdist.strategies import keras_hooks
 from tfdist.strategies.abilities import Ability, DataParallel
 from tfdist.strategies.divided_abilities import DividesUpdates
+from tfdist.strategies.keras.keras_optimizers import innermost
 from tfdist.strategies.keras.keras_variables import optimizers
 
 _GATHERED = "_tfdist_gathered"
@@ -86,8 +87,8 @@ def warn_of_parts(model: Any, extended: Ability) -> None:
 
 def _counts(model: Any) -> list[tuple[int, int]]:
     """Returns the number of steps of each optimizer, and the number of steps between its updates."""
-    known = [(one, getattr(one, "gradient_accumulation_steps", None)) for one in optimizers(model)]
-    return [(int(apply_count(optimizer)), steps) for optimizer, steps in known if steps]
+    inner = map(innermost, optimizers(model))
+    return [(int(apply_count(one)), steps) for one in inner if (steps := one.gradient_accumulation_steps)]
 
 
 def leave_to_writer(model: Any, extended: DataParallel) -> None:
