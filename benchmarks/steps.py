@@ -20,7 +20,9 @@ ROWS, FEATURES, LENGTH = 8, 4, 5
 COLUMNS, VALUES, WIDTH = 26, 1000, 16
 """Columns of categories of a table, values of each, and elements of the embedding of one."""
 FEW, MANY, EPOCHS = 20, 320, 8
+LAYERS = 30
 PLAIN, ONE, DENSE = "plain Keras", "AllReduceStrategy, 1 process", "Dense(1)"
+DEEP = f"{LAYERS} × Dense({FEATURES})"
 
 
 def strategies():
@@ -53,6 +55,9 @@ def cases(rows, synchronized):
         model.compile(optimizer, "mse")
         return model
 
+    def deep():
+        return dense(*(keras.layers.Dense(FEATURES) for _ in range(LAYERS)))
+
     def normalized():
         return dense(*(keras.layers.BatchNormalization(synchronized=synchronized) for _ in range(8)))
 
@@ -77,6 +82,7 @@ def cases(rows, synchronized):
     scaled = keras.optimizers.LossScaleOptimizer
     return {
         DENSE: (dense, batches, []),
+        DEEP: (deep, batches, []),
         "a callback on batches": (dense, batches, [on_batches]),
         "batches of unknown number": (dense, lambda steps: batches(steps).filter(lambda x, y: True), []),
         "loss scaling": (lambda: dense(optimizer=scaled(keras.optimizers.SGD())), batches, []),
@@ -91,7 +97,7 @@ def cases(rows, synchronized):
 
 
 def measure(name):
-    """Reports the milliseconds of a step of every case, or of the first under strategies that sum in rounds."""
+    """Reports the milliseconds of a step of every case, or of the first two under strategies other than all-reduce."""
     import keras
 
     workers, _, make = (1, 0, contextlib.nullcontext) if name == PLAIN else strategies()[name]
@@ -99,7 +105,7 @@ def measure(name):
     scope = contextlib.nullcontext if name == PLAIN else strategy.scope
     figures = {}
     for case, (model_of, batches, callbacks) in cases(ROWS * workers, name != PLAIN).items():
-        if case != DENSE and "AllReduce" not in name and name != PLAIN:
+        if case not in (DENSE, DEEP) and "AllReduce" not in name and name != PLAIN:
             continue
         with scope():
             model = model_of()

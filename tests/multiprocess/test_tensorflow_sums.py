@@ -42,7 +42,7 @@ def test_killed_rank_is_named(tmp_path, size, rank, epoch):
 
 @pytest.mark.parametrize(("size", "rank", "epoch"), some_times(10))
 def test_stopped_rank_is_named(tmp_path, size, rank, epoch):
-    settings = {"TEST_CASES": "endless", "TFDIST_HEARTBEAT_TIMEOUT": "10"}
+    settings = {"TEST_CASES": "endless", "TFDIST_HEARTBEAT_TIMEOUT": "5"}
     with harness.started([PROGRAM, str(tmp_path)], size, settings) as processes:
         processes.await_output(rank, f"READY {epoch}.")
         processes.signal(rank, signal.SIGSTOP)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.jobs import TIMEOUTS, cluster_of, seen_by
+from tfdist.cluster import connection
 from tfdist.cluster.settings import Timeouts
 from tfdist.errors import RendezvousError
 from tfdist.runtime import membership
@@ -114,8 +115,9 @@ def test_a_chief_of_an_elastic_job_comes_back_to_its_server():
 
 
 @pytest.mark.parametrize("servers", [0, 1])
-def test_another_program_at_the_chiefs_port_is_an_error(servers):
-    """Also where servers may have outlived the chief that started them."""
+def test_another_program_at_the_chiefs_port_is_an_error(servers, monkeypatch):
+    """Also where servers may have outlived the chief that started them, and the program might be one of them."""
+    monkeypatch.setattr(connection, "_ANSWER_SECONDS", 0.5)
     cluster = cluster_of("worker", worker=2, **({"ps": servers} if servers else {}))
     assert cluster.is_elastic is bool(servers)
     host, port = cluster.tasks[0].address.split(":")

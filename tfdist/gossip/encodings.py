@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -193,7 +194,5 @@ def suitable_rate(method: Method, shape: tuple[int, ...]) -> float:
 
 
 def _weighted(arrays: Sequence[np.ndarray], weights: Sequence[float], like: np.ndarray) -> np.ndarray:
-    total = np.zeros_like(like)
-    for array, weight in zip(arrays, weights, strict=True):
-        total += array * array.dtype.type(weight)
-    return total
+    terms = [array * array.dtype.type(weight) for array, weight in zip(arrays, weights, strict=True)]
+    return functools.reduce(np.add, terms) if terms else np.zeros_like(like)

@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.engine.host_calls import host_call
+from tfdist.engine.packed_tensors import PackedTensors
 from tfdist.local_sgd.course import Course, Courses, Live, Progress, Turn, VariableGroup
 from tfdist.local_sgd.rules import States
 from tfdist.private import tensorflow as private
 from tfdist.private.models import value_of
 from tfdist.private.optimizers import apply_count, variables_of
-from tfdist.tensors import to_array
 
 
 class StepsInRounds:
@@ -112,25 +112,26 @@ class StepsInRounds:
         everything = [*self.variables, *self._slots]
         chosen = [everything[place] for place in self._course.places(what)]
         values = read(chosen)
+        packing = PackedTensors(values)
         replaces = self._course.replaces(what)
 
-        def call(samples: tf.Tensor, step: tf.Tensor, rate: tf.Tensor, *given: tf.Tensor) -> list[Any]:
+        def call(samples: tf.Tensor, step: tf.Tensor, rate: tf.Tensor, *packed: tf.Tensor) -> list[Any]:
             with self._lock:
                 progress = Progress(int(samples), int(step))
-                turn, new = self._course.take(what, progress, float(rate), [to_array(value) for value in given])
-            # Copies: a variable that takes over the memory of a tensor would write into the arrays of the rounds.
-            return [np.array([turn.left, turn.what], np.int64), *(tf.constant(value) for value in new)]
+                turn, new = self._course.take(what, progress, float(rate), packing.arrays(packed))
+            # In memory of their own: variables that take over that of a tensor would write into the rounds' arrays.
+            return [np.array([turn.left, turn.what], np.int64), *(packing.pack_arrays(new) if replaces else [])]
 
-        dtypes = [tf.int64, *([value.dtype for value in values] if replaces else [])]
+        dtypes = [tf.int64, *(packing.dtypes if replaces else [])]
         rate = tf.cast(tf.convert_to_tensor(_rate(self.optimizer)), tf.float64)
-        inputs = [self._samples.read_value(), self._step.read_value(), rate, *values]
+        inputs = [self._samples.read_value(), self._step.read_value(), rate, *packing.pack(values)]
         with tf.device("/cpu:0"):
             turn, *new = host_call(call, inputs, dtypes, name="tfdist_round")
             left, following = tf.unstack(tf.ensure_shape(turn, [2]))
             self._left.assign(left, read_value=False)
             self._what.assign(following, read_value=False)
         if replaces:
-            assign(chosen, new)
+            assign(chosen, packing.unpack(new))
         return tf.constant(True)
 
     # Between steps; eagerly.
