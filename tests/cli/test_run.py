@@ -35,8 +35,9 @@ def test_each_process_gets_its_own_rank_and_cores(script):
         RANK + "print(json.dumps([rank, sys.argv[1:], os.environ['TFDIST_SECRET'], os.environ['TF_CONFIG'],"
         "sorted(os.sched_getaffinity(0))]))"
     )
-    ended = tfdist("run", "-n", "2", "--output", "all", path, "--flag", "value")
+    ended = tfdist("run", "-n", "2", "--output", "all", "--timeline", "out.json", path, "--flag", "value")
     assert ended.returncode == 0, ended.stderr
+    assert "out.json: no rank has recorded a collective" in ended.stderr
     entries = sorted(json.loads(line.split("] ", 1)[1]) for line in ended.stdout.splitlines())
     assert [entry[0] for entry in entries] == [0, 1]
     assert entries[0][1] == ["--flag", "value"]

@@ -42,6 +42,11 @@ def test_parts_are_merged_from_the_beginning_on_and_removed(tmp_path):
     assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"rank 1", "training", "sum"}
 
 
+def test_without_parts_there_is_no_file(tmp_path):
+    assert timeline.merge(str(tmp_path / "out.json"), 2) == [0, 1]
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_collective_that_began_before_the_timeline_is_left_out():
     made, pending = EventRecorder(0), Pending("sum")
     pending.done = True

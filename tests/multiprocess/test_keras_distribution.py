@@ -9,7 +9,7 @@ from tests.sweeps import sweep
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "in_parts" / "keras_distribution.py")
-CHECKS = ["guide", "turns", "own_data", "refused"]
+CHECKS = ["guide", "turns", "single_batches", "own_data", "refused"]
 
 
 @checks({2: CHECKS, 3: [*map(sweep, CHECKS)]})

@@ -4,7 +4,9 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.optimizers.keras_optimizers import gradients_of
+from tfdist.errors import PeerLostError
+from tfdist.optimizers.gradients import GradientAverager
+from tfdist.optimizers.keras_optimizers import attach, gradients_of
 from tfdist.private import epochs
 from tfdist.private.keras import tf_trainer
 from tfdist.strategies.keras import compiled_functions
@@ -45,6 +47,25 @@ def traces(monkeypatch):
     original = trainer.train_step
     monkeypatch.setattr(trainer, "train_step", lambda *given: found.append(1) or original(*given))
     return found
+
+
+def test_errors_of_the_job_are_raised_as_they_are(ranks):
+    """TensorFlow wraps what a graph's host call raises."""
+
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.job.fail(PeerLostError("rank 1 is lost"))
+
+    def work(group):
+        optimizer = keras.optimizers.SGD()
+        attach(optimizer, GradientAverager(group))
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(optimizer, "mse")
+        model.job = group.engine
+        model.fit(np.ones([8, 3]), np.ones([8, 1]), batch_size=2, verbose=0, callbacks=[Fails()])
+
+    with pytest.raises(PeerLostError, match=r"^rank 1 is lost"):
+        ranks(2)(work)
 
 
 def compiled(loss="mse", kind=keras.Sequential, **how):

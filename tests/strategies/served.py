@@ -38,6 +38,7 @@ class Served(tf.distribute.Strategy):
     def __init__(self, servers, worker, arguments, workers=1, before=None, observes=False, device="CPU:0"):
         keras_seams.install()
         self.servers = servers
+        self.rank, self.size = worker, workers
         tasks = [SimpleNamespace(job="ps", index=index) for index in range(len(servers))]
         tasks += [SimpleNamespace(job="worker", index=index) for index in range(workers)]
         addresses = {f"address of parameter server {index}": server.address for index, server in enumerate(servers)}

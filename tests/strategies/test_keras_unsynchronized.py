@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests.strategies.ranked import Ranked
+from tests.strategies.served import served
 from tfdist.private.keras import tf_trainer
 from tfdist.seams import trainer
 from tfdist.strategies import keras_unsynchronized
@@ -15,9 +16,8 @@ X = np.ones((4, 2), np.float32)
 
 @pytest.fixture
 def warning(monkeypatch):
-    """As after `tfdist.init`, where an earlier test may have installed it; Keras is as it was afterwards."""
-    monkeypatch.setattr(tf_trainer.TensorFlowTrainer, "fit", tf_trainer.TensorFlowTrainer.fit)
-    keras_seams.install()  # whose hooks stay
+    """As after `tfdist.init`, where an earlier test may have installed it; no later test has its hooks."""
+    keras_seams.install()
     for name in ("provided", "kinds"):
         monkeypatch.setattr(trainer.points, name, list(getattr(trainer.points, name)))
     installed = keras_unsynchronized.warn_in_fit
@@ -85,3 +85,12 @@ def test_a_model_that_was_made_outside_of_the_scope_is_named_once(caplog, ranks)
     keras_unsynchronized.warn_outside_of(object.__new__(Ranked))  # which was never made
     fit(OwnStep)
     assert "outside of the scope" not in caplog.text
+
+
+@pytest.mark.usefixtures("warning")
+def test_a_single_worker_of_servers_trains_alone_outside_of_the_scope(caplog):
+    with served() as (strategy,):
+        keras_unsynchronized.warn_outside_of(strategy)
+        fit()
+    assert "was made outside of the scope of Served" in caplog.text
+    assert "AllReduceStrategy" not in caplog.text

@@ -111,5 +111,12 @@ def _tell_of_timeline(path: str, ranks: int) -> None:
     except OSError as error:
         print(f"tfdist run: cannot write the timeline: {error}", file=sys.stderr)
         return
+    if len(missing) == ranks:
+        print(
+            f"tfdist run: no timeline in {path}: no rank has recorded a collective. Rounds of a quorum and parameter "
+            "servers, which exchange messages, are not recorded.",
+            file=sys.stderr,
+        )
+        return
     without = f", without rank {', '.join(map(str, missing))}, which wrote nothing" if missing else ""
     print(f"tfdist run: timeline in {path}{without}; open it in https://ui.perfetto.dev", file=sys.stderr)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.collectives.schedule import partition
 from tfdist.distribution import devices, layouts
 from tfdist.private import distributions as private
 from tfdist.private import models, optimizers
-from tfdist.private.keras import distributions, global_state
+from tfdist.private.keras import distributions, global_state, tree
 from tfdist.seams import trainer
 from tfdist.seams.once import Once
 from tfdist.seams.registry import replace
@@ -29,6 +31,8 @@ from tfdist.strategies.all_reduce.all_reduce import AllReduceStrategy
 
 log = logging.getLogger("tfdist")
 
+_BATCH = {"x", "y", "sample_weight"}
+"""Arguments of `train_on_batch` that have a row for each sample."""
 _MADE = "_tfdist_made"
 """Attribute of a distribution that holds its strategy."""
 
@@ -180,7 +184,21 @@ class InDistribution(trainer.TrainerHooks):
                     call.arguments[name] = _own(call.arguments[name], strategy_of(current), f"{call.name}({name}")
 
     evaluate = predict = fit
-    train_on_batch = test_on_batch = compile
+
+    def train_on_batch(self, call: trainer.TrainerCall) -> None:
+        """Checks the model and its optimizer, and takes this process's rows of a batch that all pass.
+
+        Raises:
+            ValueError: the model or the optimizer was made before the distribution was set.
+        """
+        current = _current()
+        _check_made(call.model, call.name, current)
+        if private.deals(current):
+            own = functools.partial(_own_rows, strategy_of(current))
+            for name in _BATCH & call.arguments.keys():
+                call.arguments[name] = tree.map_structure(own, call.arguments[name])
+
+    test_on_batch = train_on_batch
 
     @contextlib.contextmanager
     def symbolic_build(self, call: trainer.TrainerCall) -> Iterator[None]:
@@ -210,6 +228,12 @@ def _check_made(model: Any, method: str, distribution: Any) -> None:
 def _is_apart(optimizer: Any, strategy: DistributionStrategy) -> bool:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return inner is not None and optimizers.strategy_of(inner, strategy) is not strategy
+
+
+def _own_rows(strategy: DistributionStrategy, component: Any) -> Any:
+    """Returns this process's rows of an array of a batch; what has no rows is for Keras to refuse."""
+    shape: Any = getattr(component, "shape", ())
+    return component[partition(shape[0], strategy.size)[strategy.rank]] if len(shape) else component
 
 
 def _own(data: Any, strategy: DistributionStrategy, where: str) -> Any:

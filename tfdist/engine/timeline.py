@@ -161,7 +161,7 @@ def part(path: str, rank: int) -> str:
 
 
 def merge(path: str, ranks: int) -> list[int]:
-    """Merges the parts into one file; returns the ranks whose part is missing.
+    """Merges the parts into one file, if there are any; returns the ranks whose part is missing.
 
     Args:
         path: path of the merged file.
@@ -174,7 +174,8 @@ def merge(path: str, ranks: int) -> list[int]:
             os.unlink(part(path, rank))
         except (OSError, ValueError):
             missing.append(rank)
-    write(path, events)
+    if len(missing) < ranks:
+        write(path, events)
     return missing
 
 

@@ -133,6 +133,11 @@ class AveragingModelHooks(trainer.TrainerHooks):
         else:
             call.arguments["callbacks"] = [*tree.flatten(given or []), InitialWeightCheck(self._gradients)]
 
+    def error(self, error: Exception) -> Exception | None:
+        """Returns the original of an error of tfdist that a graph has wrapped in one of TensorFlow."""
+        cause = self._gradients.group.engine.cause_of(error.message) if isinstance(error, tf.errors.OpError) else None
+        return cause and cause.with_traceback(None)
+
     def symbolic_build(self, call: trainer.TrainerCall) -> None:
         """Builds what Keras would make in a first trace of a step, and disables `tf.data`'s autotuner.
 

@@ -11,6 +11,7 @@ from tfdist.private.keras import tf_trainer
 from tfdist.private.models import strategy_of
 from tfdist.seams import trainer
 from tfdist.seams.once import Once
+from tfdist.strategies.server_abilities import UpdatesOnServers
 
 log = logging.getLogger("tfdist")
 
@@ -35,8 +36,8 @@ def warn_outside_of(strategy: Any) -> None:
     """Makes Keras's `fit` warn if a model was made outside the scope, as long as the strategy exists.
 
     Args:
-        strategy: a strategy of tfdist, perhaps under construction. There is no warning if it has only one process, or
-            if this process does not train.
+        strategy: a strategy of tfdist, perhaps under construction. There is no warning if it has only one process
+            and no servers, or if this process does not train.
     """
     _strategies.add(strategy)
     warn_in_fit()
@@ -59,8 +60,8 @@ class Unsynchronized(trainer.TrainerHooks):
 
 
 def _trains_together(strategy: Any) -> bool:
-    is_made = getattr(strategy, "extended", None) is not None
-    return is_made and strategy.size > 1 and strategy.rank >= 0
+    extended = getattr(strategy, "extended", None)
+    return extended is not None and strategy.rank >= 0 and (strategy.size > 1 or isinstance(extended, UpdatesOnServers))
 
 
 def _warn(model: Any, strategy: Any, has_own_step: bool) -> None:

@@ -42,6 +42,24 @@ def test_updates_outside_of_replicas_are_reported_once(ranks, caplog):
     assert [said(2, False), said(1, True), said(2, True)] == [0, 0, 1]
 
 
+@pytest.mark.parametrize("function", [tf.function, lambda step: step], ids=["in a graph", "eagerly"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_updates_outside_of_replicas_build_the_optimizer(ranks, size, function):
+    """As in Keras's guide to loops, where the first update makes the variables; outside of the scope, too."""
+
+    def work(strategy):
+        with strategy.scope():
+            optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=1.0)
+            variable = keras.Variable(np.ones(2), name="weight")
+        step = function(lambda: optimizer.apply([tf.ones(2)], [variable]))
+        for _ in range(2):
+            step()
+        return variable.numpy()
+
+    for found in on_ranks(ranks(size), work):
+        np.testing.assert_allclose(found, [0.71, 0.71], rtol=1e-6)
+
+
 OPTIMIZERS = {
     "own clipping": lambda: OwnClipping(0.1),
     "own clipping and Keras's": lambda: OwnAndKerasClipping(0.1, clipnorm=0.1),

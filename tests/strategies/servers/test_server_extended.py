@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.model_parallel.executed import executed, places
 from tests.strategies.served import Served, served
@@ -46,6 +47,17 @@ def test_float8_is_refused():
 def test_supported_optimizer_options_are_accepted():
     check(keras.optimizers.Adam(clipnorm=1.0, weight_decay=0.1, use_ema=True), 2, True)
     check(keras.optimizers.Adam(global_clipnorm=1.0), 2, True)
+
+
+@pytest.mark.parametrize(("data", "expected"), [("own", [[0, 2, 4], [1, 3]]), ("shared", [[0, 1, 2, 3, 4]] * 2)])
+def test_a_function_makes_the_shard_of_a_worker(data, expected):
+    def sharded(context):
+        assert context.get_per_replica_batch_size(6) == 6
+        return tf.data.Dataset.range(5).shard(context.num_input_pipelines, context.input_pipeline_id)
+
+    with served(2, data=data) as strategies:
+        made = [strategy.distribute_datasets_from_function(sharded) for strategy in strategies]
+    assert [list(map(int, dataset)) for dataset in made] == expected
 
 
 @pytest.mark.parametrize("pushes", [Gradients(), Gradients(prefetch=1), Hogwild()])

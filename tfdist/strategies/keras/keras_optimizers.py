@@ -221,20 +221,31 @@ class Reduced(keras_hooks.StrategyOptimizerHooks[DataParallel]):
 
 
 class OutsideOfReplicas(OptimizerHooks):
-    """Hooks for a loop that does not call its step by `strategy.run`, so that nothing is summed."""
+    """Hooks for a loop that does not call its step by `strategy.run`, so that nothing is summed.
+
+    Args:
+        strategy: strategy in whose scope the optimizer was made.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self._strategy = strategy
 
     def apply(self, call: OptimizerCall) -> None:
-        """Warns once that each process trains by itself."""
-        warn_once(_OUTSIDE, call.optimizer.name)
+        """Warns once that each process trains by itself; the variables of the optimizer are made in the scope."""
+        if self._strategy.num_replicas_in_sync > 1:
+            warn_once(_OUTSIDE, call.optimizer.name)
+        variables = call.arguments["trainable_variables"]
+        if not call.optimizer.built and variables is not None:
+            with tf.init_scope(), self._strategy.scope():
+                call.optimizer.build(variables)
 
 
 def _outside_of_replicas(optimizer: Any) -> list[OutsideOfReplicas]:
     strategy = strategy_of(optimizer)
-    extended = current_strategy.of_strategy(strategy, DataParallel)
-    if extended is None or strategy.num_replicas_in_sync == 1 or are_summed():
+    if current_strategy.of_strategy(strategy, DataParallel) is None or are_summed():
         return []
     is_replica = tf.distribute.get_replica_context() is not None and tf.distribute.get_strategy() is strategy
-    return [] if is_replica else [OutsideOfReplicas()]
+    return [] if is_replica else [OutsideOfReplicas(strategy)]
 
 
 def _of_samples(gradients: list[Any], is_empty: tf.Tensor) -> list[Any]:

@@ -49,6 +49,13 @@ class OneDevice(private.OneDeviceExtended, Ability):
         """Returns the dataset untuned: a tuner would delay the end of an epoch; see `private_datasets.not_tuned`."""
         return private_datasets.not_tuned(dataset) if isinstance(dataset, tf.data.Dataset) else dataset
 
+    def _distribute_datasets_from_function(self, dataset_fn: Callable[..., Any], options: Any) -> Any:
+        """Returns the user's dataset, as if it had been made without the function."""
+        return self._experimental_distribute_dataset(dataset_fn(self._input_context()), options)
+
+    def _input_context(self) -> Any:
+        return private.InputContext()
+
 
 class ServerExtended(OneDevice, UpdatesOnServers):
     """The `extended` of one device, whose optimizers update on servers.
@@ -105,6 +112,16 @@ class ServerExtended(OneDevice, UpdatesOnServers):
     def is_writer(self) -> bool:
         """Whether this worker is the chief, which writes files."""
         return self._is_chief
+
+    def _input_context(self) -> Any:
+        """Returns the context of a worker among those that the cluster names; others read all data.
+
+        So do all workers where `fit` deals out the batches: their data must be equal.
+        """
+        strategy = self._container_strategy()
+        if self.shares_data or strategy.rank < 0:
+            return super()._input_context()
+        return private.InputContext(strategy.size, strategy.rank)
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         return super()._create_variable(requested_device.creating(next_creator, 1), **kwargs)

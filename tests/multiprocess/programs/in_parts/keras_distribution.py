@@ -34,10 +34,10 @@ def sequential():
     return keras.Sequential([layers.Input((7,)), layers.Dense(6, "tanh", name="d1"), layers.Dense(2, name="d2")])
 
 
-def compiled(make, **how):
+def compiled(make, loss="mse", **how):
     keras.utils.set_random_seed(1)
     model = make()
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", **how)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, **how)
     return model
 
 
@@ -96,6 +96,25 @@ def turns():
     assert kd.distribution() is None
     assert not tf.distribute.has_strategy()
     assert fit(model)[-1] < losses[-1]
+
+
+def single_batches():
+    """`train_on_batch` and the like take a batch that all processes pass, also one with fewer rows than processes."""
+    kd.set_distribution(kd.DataParallel())
+    model = compiled(sequential, loss=keras.losses.MeanSquaredError(reduction="sum"))
+    batches, weights = [slice(0, 8), slice(8, 15), slice(15, 16)], np.arange(1.0, ROWS + 1)
+
+    def results(model):
+        trained = [model.train_on_batch(X[rows], Y[rows], weights[rows]) for rows in batches]
+        return [*trained, model.test_on_batch(X, Y)], model.get_weights(), model.predict_on_batch(X)
+
+    found = results(model)
+    kd.set_distribution(None)
+    if rank == 0:
+        plain = compiled(sequential, loss=keras.losses.MeanSquaredError(reduction="sum"), run_eagerly=True)
+        for one, other in zip(found, results(plain), strict=True):
+            assert_close(list(one), other)
+    tfdist.barrier()
 
 
 def own_data():
