@@ -179,8 +179,8 @@ class Connection:
                 return answer, values
         raise PeerLostError(
             f"{self._name} at {self._address} has not answered for {timeout:g} s: its process has ended, the link to "
-            "it is cut, or it has another secret (TFDIST_SECRET). Start the job again. With Servers(snapshots=…) a job goes on "
-            "from its last snapshot, and with Servers(copies=1) it goes on without a server that is lost."
+            "it is cut, or it has another secret (TFDIST_SECRET). Start the job again. With "
+            "Servers(snapshots=…) it goes on from its last snapshot, with Servers(copies=1) it survives a lost server."
         )
 
     def _await_news(self) -> None:
