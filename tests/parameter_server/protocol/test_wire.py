@@ -26,7 +26,7 @@ def sent(message, *arrays):
     return [bytes(frame) for frame in CODEC.encode(message, arrays)]
 
 
-@pytest.mark.parametrize("dtype", [*sorted(wire.DTYPES - {"bool"}), "bool"])
+@pytest.mark.parametrize("dtype", [*sorted(wire.DTYPES.keys() - {"bool"}), "bool"])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3, 4)])
 def test_arrays_arrive_as_they_were(dtype, shape):
     array = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape)).astype(dtype)

@@ -64,10 +64,10 @@ class Layout:
         Raises:
             ValueError: a vector has another dtype or length, or their number differs.
         """
-        actual = [(vector.dtype.name, vector.shape) for vector in vectors]
-        expected = [(dtype.name, (length,)) for dtype, length in zip(self.dtypes, self.lengths, strict=True)]
+        actual = [(vector.dtype, vector.shape) for vector in vectors]
+        expected = [(dtype, (length,)) for dtype, length in zip(self.dtypes, self.lengths, strict=True)]
         if actual != expected:
-            raise ValueError(f"vectors {actual}; expected {expected}")
+            raise ValueError(f"vectors {_named(actual)}; expected {_named(expected)}")
 
     def array(self, place: int, vectors: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the array of one variable: a view of its vector.
@@ -89,3 +89,7 @@ class Layout:
         for place, span in self.spans.items():
             made[span.vector][span.begin : span.end] = np.reshape(arrays[place], -1)  # type: ignore[arg-type]
         return made
+
+
+def _named(forms: Sequence[tuple[np.dtype, tuple[int, ...]]]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(dtype.name, shape) for dtype, shape in forms]
