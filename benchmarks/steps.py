@@ -23,6 +23,7 @@ FEW, MANY, EPOCHS = 20, 320, 8
 LAYERS = 30
 PLAIN, ONE, DENSE = "plain Keras", "AllReduceStrategy, 1 process", "Dense(1)"
 DEEP = f"{LAYERS} × Dense({FEATURES})"
+BARE = "plain Keras, weights averaged by mpi4py"
 
 
 def strategies():
@@ -34,9 +35,43 @@ def strategies():
         "AllReduceStrategy": (2, 0, tfdist.AllReduceStrategy),
         "LocalSGDStrategy": (2, 0, tfdist.LocalSGDStrategy),
         "GossipStrategy": (2, 0, tfdist.GossipStrategy),
+        BARE: (2, 0, contextlib.nullcontext),
         "QuorumStrategy": (2, 0, lambda: tfdist.QuorumStrategy(quorum=2)),
         "ParameterServerStrategy, 1 worker": (1, 1, tfdist.ParameterServerStrategy),
     }
+
+
+def averages(model):
+    """Has each step of a model average its weights with those of the other process, by a host call and mpi4py alone.
+
+    It is what gossip among two processes does, without lost processes, data that end, or a name for what goes wrong.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    import tfdist
+
+    tfdist.init()
+    from mpi4py import MPI
+
+    comm, step, weights = MPI.COMM_WORLD, model.train_step, [weight.value for weight in model.weights]
+    ends = np.cumsum([weight.shape.num_elements() for weight in weights])[:-1]
+
+    def on_host(*values):
+        own = np.concatenate([value.numpy().reshape(-1) for value in values])
+        received = np.empty_like(own)
+        comm.Sendrecv(own, 1 - comm.rank, recvbuf=received, source=1 - comm.rank)
+        means = np.split((own + received) / 2, ends)
+        return [tf.constant(mean.reshape(value.shape)) for mean, value in zip(means, values, strict=True)]
+
+    def train_step(data):
+        logs = step(data)
+        means = tf.py_function(on_host, weights, [weight.dtype for weight in weights])
+        for weight, mean in zip(weights, means, strict=True):
+            weight.assign(tf.ensure_shape(mean, weight.shape))
+        return logs
+
+    model.train_step = train_step
 
 
 def cases(rows, synchronized):
@@ -100,15 +135,18 @@ def measure(name):
     """Reports the milliseconds of a step of every case, or of the first two under strategies other than all-reduce."""
     import keras
 
+    is_plain = name in (PLAIN, BARE)
     workers, _, make = (1, 0, contextlib.nullcontext) if name == PLAIN else strategies()[name]
     strategy = make()
-    scope = contextlib.nullcontext if name == PLAIN else strategy.scope
+    scope = contextlib.nullcontext if is_plain else strategy.scope
     figures = {}
-    for case, (model_of, batches, callbacks) in cases(ROWS * workers, name != PLAIN).items():
+    for case, (model_of, batches, callbacks) in cases(ROWS if is_plain else ROWS * workers, not is_plain).items():
         if case not in (DENSE, DEEP) and "AllReduce" not in name and name != PLAIN:
             continue
         with scope():
             model = model_of()
+        if name == BARE:
+            averages(model)
         seconds = {}
         for steps in (FEW, MANY):
             ends = []
