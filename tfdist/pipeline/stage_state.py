@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdist.pipeline.micro_batches import MicroBatches
 from tfdist.pipeline.stages import Stages
 from tfdist.private.keras import backend
+from tfdist.strategies import current_strategy
 from tfdist.strategies.data.shares import weighed
 
 _SEED = "seed_generator_state"
@@ -71,6 +72,9 @@ class StageState:
                     "with micro-batches: freeze the layer, or use another one"
                 )
             if _passes_between_micro_batches(variable):
+                if variable.name != _SEED:  # of a metric, which does not count a stand-in row
+                    _, before = self._now.get(id(variable), (variable, variable.value))
+                    value = tf.where(self._has_samples(number), value, before)
                 self._now[id(variable)] = variable, value
             else:
                 self._found.setdefault(id(variable), (variable, {}))[1][number] = value
@@ -101,6 +105,11 @@ class StageState:
                     "on its own: cut the model so that one stage has all calls of the layer"
                 )
             variable.assign(self._merged(variable, values))
+
+    def _has_samples(self, number: int) -> tf.Tensor:
+        """Returns whether a micro-batch has more than a stand-in row, of its own or of a pipeline without samples."""
+        sharing, has_rows = current_strategy.sharing(), self._batch.rows[number] > 0
+        return has_rows if sharing is None else tf.logical_and(has_rows, tf.logical_not(sharing.shares.is_empty()))
 
     def _home(self, variable: Any) -> int:
         """Returns the stage that assigns a variable; each stage assigns those of no layer, as Keras's global seed."""

@@ -39,11 +39,11 @@ class Footprint:
     def __str__(self) -> str:
         own = "at most " if self.in_parts else ""
         exchanged = ", and what split layers exchange" * self.is_split
-        whole = f" {_mb(self.in_parts)} of weights are whole from the forward to the backward pass." * self.at_once
+        whole = f" {_size(self.in_parts)} of weights are whole from the forward to the backward pass." * self.at_once
         return (
-            f"Its variables for weights take {_mb(sum(self.slots))} in all, and at most {_mb(max(self.slots))} in each "
-            f"of {len(self.slots)} processes. Each process has weights and gradients of {own}{_mb(self.weights)} each, "
-            f"and sends up to {_mb(self.sent)} in a step{exchanged}.{whole}"
+            f"Its variables for weights take {_size(sum(self.slots))} in all, and at most {_size(max(self.slots))} in each "
+            f"of {len(self.slots)} processes. Each process has weights and gradients of {own}{_size(self.weights)} each, "
+            f"and sends up to {_size(self.sent)} in a step{exchanged}.{whole}"
         )
 
 
@@ -64,7 +64,7 @@ class SplitFootprint:
     def __str__(self) -> str:
         return (
             f"{self.weights} weight(s) are split. With the optimizer's variables for them, they take "
-            f"{_mb(self.whole)} in all, and {_mb(self.own)} in each process."
+            f"{_size(self.whole)} in all, and {_size(self.own)} in each process."
         )
 
 
@@ -194,5 +194,5 @@ def _planned(optimizer: Any, processes: int, rows: Mapping[int, Ownership], deal
     return dealing
 
 
-def _mb(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.1f} MB"
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:.1f} kB"
