@@ -44,7 +44,7 @@ class Traced(layers.Layer):
         return inputs
 
 
-def run(model, steps=1, recomputes=False, schedule=schedules.one_forward_one_backward):
+def run(model, steps=1, recomputes=False, schedule=schedules.one_forward_one_backward, rows=7):
     calls = ModelCalls(model)
     stages = in_stages(calls, 2)
     table = schedule(2, PARTS, stages.edges)
@@ -58,7 +58,7 @@ def run(model, steps=1, recomputes=False, schedule=schedules.one_forward_one_bac
             made.gradients.of(variable) for variable in model.trainable_variables
         ]
 
-    return [step(X, np.zeros((7, model.output_shape[1]), "float32")) for _ in range(steps)]
+    return [step(X[:rows], np.zeros((rows, model.output_shape[1]), "float32")) for _ in range(steps)]
 
 
 def test_moving_statistics_are_the_mean_of_those_of_micro_batches():
@@ -130,6 +130,8 @@ def test_random_numbers_differ_and_layer_metrics_count_samples():
     first, second = (outputs[0].numpy() for (outputs, _) in run(model, 2))
     assert len({row.tobytes() for row in np.concatenate([first, second])}) == 14
     assert float(model.layers[0].seen.count) == 14
+    run(model, rows=2)
+    assert float(model.layers[0].seen.count) == 16, "a micro-batch without samples has a stand-in row"
 
 
 def test_shared_dropout_works_and_shared_batch_normalization_raises():

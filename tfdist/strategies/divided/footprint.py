@@ -41,9 +41,9 @@ class Footprint:
         exchanged = ", and what split layers exchange" * self.is_split
         whole = f" {_size(self.in_parts)} of weights are whole from the forward to the backward pass." * self.at_once
         return (
-            f"Its variables for weights take {_size(sum(self.slots))} in all, and at most {_size(max(self.slots))} in each "
-            f"of {len(self.slots)} processes. Each process has weights and gradients of {own}{_size(self.weights)} each, "
-            f"and sends up to {_size(self.sent)} in a step{exchanged}.{whole}"
+            f"Its variables for weights take {_size(sum(self.slots))} in all, and at most {_size(max(self.slots))} in "
+            f"each of {len(self.slots)} processes. Each process has weights and gradients of "
+            f"{own}{_size(self.weights)} each, and sends up to {_size(self.sent)} in a step{exchanged}.{whole}"
         )
 
 

@@ -31,6 +31,33 @@ def pipelines_stop_together(place):
     return stopped_in_the_middle(place)
 
 
+@keras.saving.register_keras_serializable()
+class Seen(layers.Layer):
+    """Has a metric of what passes through it."""
+
+    def build(self, _):
+        self.mean = keras.metrics.Mean(name="seen")
+
+    def call(self, inputs):
+        self.mean.update_state(inputs)
+        return inputs
+
+
+@pipelines()
+def pipelines_of_which_one_has_no_rows(place):
+    """In the last batch, of one row; a layer's metric counts no stand-in, on the processes of other stages, too."""
+
+    def make():
+        return keras.Sequential([keras.Input((6,)), layers.Dense(4), Seen(), layers.Dense(3)])
+
+    x, y = vectors(9)
+    model = made(place, make, lambda: keras.optimizers.SGD(0.01), "mse")
+    return {
+        **trained(place, model, x, y, epochs=1),
+        "seen": model.evaluate(x, y, 8, verbose=0, return_dict=True)["seen"],
+    }
+
+
 @pipelines(schedule="1f1b")
 def pipelines_with_a_masked_loss(place):
     """Its divisor is the number of words in the batches of both pipelines."""
