@@ -36,26 +36,68 @@ def test_tensors_are_those_of_the_policy():
     assert list(compressor.traffic()) == ["dense/kernel", "conv/kernel"]
 
 
-def test_a_model_that_is_loaded_counts_from_the_first_tensor(tmp_path):
-    """As where it was trained, although the strategy has trained it, or another one, before."""
-    compressor = made()
-    earlier = states(compressor)[0]
-    earlier.step = 3
-    assert compressor.number_of_variables == 3
-    compressor.save(tmp_path / "model.keras")
-    compressor.begin_model()
-    assert compressor.number_of_variables == 0
-    assert compressor.load(tmp_path / "model.keras")
-    compressor.register({"d": ("dense_1/kernel", (50, 40))})
-    assert compressor.tensor("d", gradient()).state.step == 3
-    compressor.tensor("d", gradient()).state.step = 4
-    assert earlier.step == 3
-    assert compressor.number_of_variables == 1
-    compressor.save(tmp_path / "model.keras")
-    earlier.step = compressor.tensor("d", gradient()).state.step = 0
-    compressor.load(tmp_path / "model.keras")
-    compressor.adopt()
-    assert (earlier.step, compressor.tensor("d", gradient()).state.step) == (0, 4), "the last model's"
+DENSE = {f"k{place}": (f"dense_{place}/kernel", (50, 40)) for place in range(3)}
+"""Weights of a model, all of one shape, as they are named in a process that has built other layers before."""
+
+
+def of_model(first):
+    """The same weights in a process in which a layer gets the number ``first``."""
+    return {f"m{place}": (f"dense_{first + place}/kernel", (50, 40)) for place in range(3)}
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_weights_of_a_model_are_found_by_their_place(tmp_path, late):
+    """Here the first layer was frozen, so that its gradients were the last ones to be compressed."""
+    compressor = Compressor(c.RandomK(0.1))
+    for used in (["k1", "k2"], ["k0", "k1", "k2"]):
+        compressor.register({key: DENSE[key] for key in used})
+        for key in used:
+            compressor.tensor(key, gradient()).state.step = int(key[1]) + 1
+    compressor.save(tmp_path / "x", DENSE)
+    again = Compressor(c.RandomK(0.1))
+    if not late:
+        again.register(of_model(7))
+        before = [again.tensor(key, gradient()).state for key in of_model(7)]
+    assert again.load(tmp_path / "x", of_model(7)) != 0
+    if not late:
+        again.adopt()
+    again.register(of_model(7))
+    found = [again.tensor(key, gradient()).state for key in of_model(7)]
+    assert late or found == before
+    assert [state.step for state in found] == [1, 2, 3]
+    states = [compressor.tensor(key, gradient()).state for key in DENSE]
+    for state, other in zip(found, states, strict=True):
+        assert state.generator().integers(1 << 30) == other.generator().integers(1 << 30)
+
+
+def test_models_have_files_of_their_own(tmp_path):
+    """Although one strategy trains them all; and what is read for one and not used yet stays with it."""
+    compressor = Compressor(c.TopK(0.1))
+    compressor.register({**DENSE, **of_model(3)})
+    for place, key in enumerate([*DENSE, *of_model(3)]):
+        compressor.tensor(key, gradient()).state.step = place + 1
+    compressor.save(tmp_path / "first", DENSE)
+    compressor.save(tmp_path / "second", of_model(3))
+    again = Compressor(c.TopK(0.1))
+    again.load(tmp_path / "second", of_model(0))
+    again.load(tmp_path / "first", DENSE)
+    again.forget({"m0": DENSE["k0"]})
+    again.register({**DENSE, **of_model(0)})
+    steps = [again.tensor(key, gradient()).state.step for key in [*DENSE, *of_model(0)]]
+    assert steps == [1, 2, 3, 0, 5, 6]
+
+
+def test_residuals_that_fit_no_weight_are_told_of(tmp_path, caplog):
+    compressor = Compressor(c.TopK(0.1))
+    compressor.register(DENSE)
+    compressor.tensor("k0", gradient())
+    compressor.save(tmp_path / "x", DENSE)
+    again = Compressor(c.TopK(0.1))
+    other = {"k0": ("dense/kernel", (50, 30))}
+    again.load(tmp_path / "x", other)
+    assert "has residuals of 1 variables that the model does not have, such as weight 0 dense.kernel" in caplog.text
+    again.register(other)
+    assert not again.tensor("k0", gradient()).state.arrays
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -83,19 +125,16 @@ def test_saved_states_are_restored(tmp_path, late):
 
 
 def test_saved_state_is_restored_only_to_its_variable(tmp_path):
-    """Here the first layer is frozen after it was saved, so that others take its place."""
+    """In a loop, which tells no model, by the order in which variables are registered."""
     compressor = made()
     states(compressor)[0].array("residual", np.ones(2000, np.float32))[...] = 7
     compressor.save(tmp_path / "x")
-    again = made()
-    again.register({"d": ("model/other/kernel", (50, 40)), "e": ("dense_7/kernel", (50, 40))})
-    again.load(tmp_path / "x")
-    assert not again.tensor("d", gradient()).state.arrays
-    again = made()
-    again.register({"e": ("model_3/dense_7/kernel", (50, 40)), "f": ("dense_4/kernel", (50, 40))})
-    again.load(tmp_path / "x")
-    assert "residual" in again.tensor("f", gradient()).state.arrays  # numbers in paths count what was built before
-    assert not again.tensor("e", gradient()).state.arrays
+    for path, is_restored in (("model/other/kernel", False), ("model_3/dense_7/kernel", True)):  # as numbers differ
+        again = Compressor(c.TopK(0.1), rank=1, size=2)
+        again.load(tmp_path / "x")
+        again.register({"d": (path, (50, 40)), "e": ("dense_4/kernel", (50, 40))})
+        assert not again.tensor("e", gradient()).state.arrays
+        assert ("residual" in again.tensor("d", gradient()).state.arrays) is is_restored
 
 
 def test_loaded_but_unused_state_is_saved_again(tmp_path):

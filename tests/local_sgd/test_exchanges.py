@@ -50,8 +50,8 @@ def test_two_exchanges_can_be_under_way_at_once(ranks):
 def test_compression_residual_is_sent_later(ranks):
     def work(group):
         compressor = Compressor(TopK(0.1), group.rank, group.size)
-        compressor.register({"one 0": ("a", (40, 40)), "one 1": ("b", (3,))})
-        exchanges = Exchanges(group, "one", ["a", "b"], compressor)
+        compressor.register({"key of a": ("a", (40, 40)), "key of b": ("b", (3,))})
+        exchanges = Exchanges(group, "one", ["a", "b"], compressor, ["key of a", "key of b"])
         values = np.random.default_rng(group.rank).normal(size=(40, 40))
         total = np.zeros([40, 40])
         for _ in range(60):

@@ -75,7 +75,7 @@ class CommitState(keras.callbacks.BackupAndRestore):
                 variable.assign(exchange.broadcast(tf.convert_to_tensor(variable.value)))
             gradients = gradients_of(self.model.optimizer)
             if gradients is not None and gradients.compressor is not None:
-                keras_saving.restore_residuals(gradients.compressor, exchange, group, self._residuals)
+                keras_saving.restore_residuals(gradients.compressor, exchange, group, self._residuals, self.model)
 
     def _save_model(self) -> None:
         if self._is_of_a_strategy:
@@ -84,7 +84,7 @@ class CommitState(keras.callbacks.BackupAndRestore):
         gradients = gradients_of(self.model.optimizer)
         if gradients is not None and gradients.compressor is not None:
             self._residuals.parent.mkdir(parents=True, exist_ok=True)
-            gradients.compressor.save(self._residuals)
+            gradients.compressor.save(self._residuals, keras_saving.weights_of(self.model))
         if processes_of(self.model).is_writer:
             self._files.save()
 

@@ -11,7 +11,7 @@ import re
 import uuid
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,15 @@ _DAMAGED = (
     ValueError, KeyError, TypeError, EOFError, RuntimeError, NotImplementedError, zlib.error, zipfile.BadZipFile
 )  # fmt: skip
 """Errors that NumPy and zipfile raise if a file is not as `Compressor.save` wrote it."""
+
+Variables = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Path and shape of variables, by their keys, which no other variables of the process have."""
+
+
+_NAME = "name"
+"""Label of a tensor's name among the arrays of its state."""
+_OF_VARIABLE = "variable"
+"""First word of the names, in a file, of variables that are not known to be weights of a model."""
 
 
 @dataclass(frozen=True)
@@ -130,18 +139,18 @@ class Compressor:
         self._momentum: dict[str, float] = {}
         self._tensors: dict[str, Compressed | None] = {}
         self._restored: dict[str, dict[str, np.ndarray]] = {}
-        self._earlier = self._registered = 0  # numbers of tensors and variables before the last model was loaded
+        """States that were read and have no tensor yet: by key; of unknown variables, by their name in the file."""
 
     def __repr__(self) -> str:
         return repr(self._policy)
 
-    def register(self, variables: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    def register(self, variables: Variables) -> None:
         """Registers the variables of one optimizer, whose gradients are about to be reduced.
 
         If the method for one of them applies momentum in place of the optimizer, all of them get it.
 
         Args:
-            variables: path and shape of each variable, by id.
+            variables: the variables.
 
         Raises:
             ValueError: methods for the variables apply different momentum.
@@ -156,52 +165,42 @@ class Compressor:
         self._momentum.update(dict.fromkeys(variables, max(momenta, default=0.0)))
         self._variables.update(variables)
 
-    def tensor(self, identity: str, gradient: Any) -> Compressed | None:
+    def tensor(self, key: str, gradient: Any) -> Compressed | None:
         """Returns how the gradient of a variable is compressed; None if it is not compressed and gets no momentum.
 
         Args:
-            identity: the id of a registered variable.
+            key: the key of a registered variable.
             gradient: a dense tensor.
         """
-        if identity not in self._tensors:
-            path, shape = self._variables[identity]
+        if key not in self._tensors:
+            path, shape = self._variables[key]
             floating = gradient.dtype.name in ("float16", "bfloat16", "float32", "float64")
-            momentum = self._momentum[identity] if floating else 0.0
+            momentum = self._momentum[key] if floating else 0.0
             schedule = policy.chosen(self._policy, path, shape) if floating else None
             if schedule is not None and self._scatters:
                 policy.check_scatters(schedule, path)
             if schedule is None and momentum:
                 schedule = Schedule({0: None})
-            self._tensors[identity] = (
-                None
-                if schedule is None
-                else Compressed(path, schedule, self._new_state(path, shape, schedule.compresses), momentum)
-            )
-        return self._tensors[identity]
+            self._tensors[key] = None if schedule is None else self._begun(key, schedule, momentum)
+        return self._tensors[key]
 
-    def _new_state(self, path: str, shape: tuple[int, ...], compresses: bool) -> State:
-        # Identified by position too: the numbers in a path count the objects a process has built, and differ from run
-        # to run. Only the end of a path is kept when a model is loaded: the names of a layer and of its variable.
-        kind = re.sub(r"_\d+(?=/|$)", "", path).split("/")[-2:]
-        tensors = list(self._tensors.values())[self._earlier :]
-        place = sum(tensor is not None and tensor.schedule.compresses == compresses for tensor in tensors)
-        name = f"{'' if compresses else 'uncompressed '}{place} {'.'.join(kind)} {list(shape)}"
-        state = State(name, self._rank, self._size, shape=shape)
-        for kept, array in self._restored.pop(name, {}).items():
-            state.restore(kept, array)
-        return state
+    def _begun(self, key: str, schedule: Schedule, momentum: float) -> Compressed:
+        path, shape = self._variables[key]
+        state = State(_name("tensor", len(self._tensors), path, shape), self._rank, self._size, shape=shape)
+        self._take_over(key, state)
+        return Compressed(path, schedule, state, momentum)
 
-    def _states(self) -> list[State]:
-        return [tensor.state for tensor in self._tensors.values() if tensor is not None]
-
-    def begin_model(self) -> None:
-        """Has tensors from now on be those of another model: they are counted from 0, as in the job that saved it."""
-        self._earlier, self._registered = len(self._tensors), len(self._variables)
-
-    @property
-    def number_of_variables(self) -> int:
-        """Number of variables that were registered since the last model was loaded."""
-        return len(self._variables) - self._registered
+    def _take_over(self, key: str, state: State) -> None:
+        """Gives a variable the state that was read for it, if there is any."""
+        if not self._restored:
+            return
+        own_name = _name(_OF_VARIABLE, list(self._variables).index(key), *self._variables[key])
+        if (kept := self._restored.pop(key, None) or self._restored.pop(own_name, None)) is not None:
+            state.clear()
+            state.name = str(kept[_NAME])  # of which the random numbers depend
+            for label, array in kept.items():
+                if label != _NAME:
+                    state.restore(label, array)
 
     # Reporting.
 
@@ -219,21 +218,27 @@ class Compressor:
         """Returns the path of this rank's file beside a checkpoint."""
         return Path(f"{os.fspath(prefix)}.compression-{self._part}{self._rank}-of-{self._size}.npz")
 
-    def save(self, prefix: Any) -> None:
+    def save(self, prefix: Any, weights: Variables | None = None) -> None:
         """Writes this rank's state beside a checkpoint, atomically.
 
         Args:
             prefix: the checkpoint's path.
+            weights: the weights of the checkpoint's model, in the order that they have in any process; those that are
+                not compressed have no state. By default all variables, in the order in which they were registered.
         """
         if "://" in os.fspath(prefix):
             log.warning(
                 "tfdist: the residuals of compression can be saved only to local files; not saved for %s", prefix
             )
             return
-        arrays: dict[str, Any] = {
-            f"{name}/{kept}": array for name, waiting in self._restored.items() for kept, array in waiting.items()
-        }
-        arrays.update({f"{state.name}/{kept}": array for state in self._states() for kept, array in state.saved()})
+        arrays: dict[str, Any] = {}
+        for name, key in self._names(weights).items():
+            tensor = self._tensors.get(key)
+            if tensor is None:
+                kept = self._restored.get(key) or self._restored.get(name) or {}
+            else:
+                kept = {_NAME: np.array(tensor.state.name), **dict(tensor.state.saved())}
+            arrays.update({f"{name}/{label}": array for label, array in kept.items()})
         path = self.file(prefix)
         partial = path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
         try:
@@ -243,11 +248,17 @@ class Compressor:
         finally:
             partial.unlink(missing_ok=True)
 
-    def load(self, prefix: Any) -> int:
+    def _names(self, weights: Variables | None) -> dict[str, str]:
+        """Returns the keys of variables by their names in a file."""
+        what, listed = (_OF_VARIABLE, self._variables) if weights is None else ("weight", weights)
+        return {_name(what, place, *listed[key]): key for place, key in enumerate(listed)}
+
+    def load(self, prefix: Any, weights: Variables | None = None) -> int:
         """Reads what `save` wrote, for `adopt` and for variables that are first used later.
 
         Args:
             prefix: the checkpoint's path.
+            weights: as for `save`.
 
         Returns:
             A checksum of the steps that were read, to be compared over ranks; 0 if there is no file.
@@ -255,7 +266,7 @@ class Compressor:
         Raises:
             OSError: the file exists but cannot be read.
         """
-        self._restored.clear()
+        self._drop(weights)
         path = self.file(prefix)
         if not path.exists():
             others = f"{glob.escape(path.name.partition('.compression-')[0])}.compression-{self._part}0-of-*.npz"
@@ -266,32 +277,58 @@ class Compressor:
                     self._size,
                 )
             return 0
+        found: dict[str, dict[str, np.ndarray]] = {}
         try:
             with np.load(path) as arrays:
-                for key in arrays.files:
-                    name, _, kept = key.partition("/")
-                    self._restored.setdefault(name, {})[kept] = arrays[key]
-            steps = sorted((name, int(kept["step"])) for name, kept in self._restored.items())
+                for entry in arrays.files:
+                    name, _, label = entry.partition("/")
+                    found.setdefault(name, {})[label] = arrays[entry]
+            steps = sorted((name, str(kept[_NAME]), int(kept["step"])) for name, kept in found.items())
         except _DAMAGED as error:
-            self._restored.clear()
             raise OSError(
                 f"{path} does not hold the state of compression ({error}); delete it to start without residuals"
             ) from None
+        names = self._names(weights)
+        if weights is not None and (unknown := found.keys() - names.keys()):
+            log.warning(
+                "tfdist: %s has residuals of %d variables that the model does not have, such as %s; they are not used",
+                path,
+                len(unknown),
+                min(unknown),
+            )
+        for name in found if weights is None else found.keys() & names.keys():
+            self._restored[name if weights is None else names[name]] = found[name]
         return 1 + zlib.crc32(repr(steps).encode())
 
     def adopt(self) -> None:
-        """Restores the state that `load` has read for the current variables; later ones get theirs on first use.
+        """Restores the state that `load` has read for variables that have some; others get theirs on first use."""
+        for key, tensor in self._tensors.items():
+            if tensor is not None:
+                self._take_over(key, tensor.state)
 
-        Where models have equal names, the last one's variables get it.
+    def forget(self, weights: Variables | None = None) -> None:
+        """Clears the state of variables.
+
+        Args:
+            weights: variables; by default all.
         """
-        for state in reversed(self._states()):
-            if arrays := self._restored.pop(state.name, None):
-                state.clear()
-                for kept, array in arrays.items():
-                    state.restore(kept, array)
+        self._drop(weights)
+        for key in self._variables if weights is None else weights:
+            if (tensor := self._tensors.get(key)) is not None:
+                tensor.state.clear()
 
-    def forget(self) -> None:
-        """Clears all state."""
-        self._restored.clear()
-        for state in self._states():
-            state.clear()
+    def _drop(self, weights: Variables | None) -> None:
+        """Drops what was read for variables and has not been used."""
+        known = self._variables if weights is None else weights
+        for key in [*self._restored]:
+            if key in known or (weights is None and key.startswith(_OF_VARIABLE)):
+                del self._restored[key]
+
+
+def _name(what: str, place: int, path: str, shape: tuple[int, ...]) -> str:
+    """Returns a name that is equal in all processes and runs: the numbers in a path count what a process has built.
+
+    Only the end of a path stays when a model is loaded: the names of a layer and of its variable.
+    """
+    kind = re.sub(r"_\d+(?=/|$)", "", path).split("/")[-2:]
+    return f"{what} {place} {'.'.join(kind)} {list(shape)}"

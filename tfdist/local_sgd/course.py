@@ -51,6 +51,7 @@ class VariableGroup:
         learning_rate: current learning rate of the optimizer.
         live: access to the optimizer while it trains, for processes that join later; None if none can join.
         rules: states of the rounds' rules from a file, which the rules begin with; empty if there are none.
+        keys: keys of the variables, by which a `Compressor` knows them; may be empty if nothing is compressed.
     """
 
     name: str
@@ -59,6 +60,7 @@ class VariableGroup:
     learning_rate: float
     live: Live | None = None
     rules: States = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
 
 
 class Live(abc.ABC):

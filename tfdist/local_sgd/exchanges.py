@@ -70,15 +70,22 @@ class Exchanges:
         name: name of the exchanges, the same on all processes.
         names: names of the variables.
         compressor: compressor of the exchanged arrays; None for no compression.
+        keys: keys of the variables in the compressor, where they are registered; without it, none are needed.
     """
 
     def __init__(
-        self, group: ProcessGroup, name: str, names: Sequence[str], compressor: Compressor | None = None
+        self,
+        group: ProcessGroup,
+        name: str,
+        names: Sequence[str],
+        compressor: Compressor | None = None,
+        keys: Sequence[str] = (),
     ) -> None:
         self._group = group
         self._name = name
         self._names = names
         self._compressor = compressor if group.size > 1 else None
+        self._keys = keys
 
     def attend(self, attendance: Attendance) -> Attendance:
         """Adds up what all processes bring to the next exchange; all of them call it.
@@ -161,4 +168,4 @@ class Exchanges:
         return begun.arrays()
 
     def _compressed(self, place: int, array: np.ndarray) -> Compressed | None:
-        return None if self._compressor is None else self._compressor.tensor(f"{self._name} {place}", array)
+        return None if self._compressor is None else self._compressor.tensor(self._keys[place], array)

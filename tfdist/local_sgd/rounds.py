@@ -340,11 +340,11 @@ class LocalSGD(Courses):
     def of(self, trained: VariableGroup) -> Rounds:
         """Returns the rounds of an optimizer; see `Courses`."""
         name, paths, centre = trained.name, trained.paths, trained.centre
-        exchanges = Exchanges(self._group, name, paths, self.compressor)
+        exchanges = Exchanges(self._group, name, paths, self.compressor, trained.keys)
         plain = Exchanges(self._group, f"all of {name}", paths)
         if self.compressor is not None:
-            shapes = {f"{name} {place}": (paths[place], value.shape) for place, value in enumerate(centre)}
-            self.compressor.register(shapes)
+            shapes = [(paths[place], value.shape) for place, value in enumerate(centre)]
+            self.compressor.register(dict(zip(trained.keys, shapes, strict=True)))
         slots = len(paths) - len(centre)
         how = slots, self._settings, trained.learning_rate, self.wishes
         rounds = Rounds(exchanges, plain, self._group.size, centre, *how)

@@ -16,6 +16,7 @@ from tfdist.engine.group import ProcessGroup
 from tfdist.engine.sums import Sums
 from tfdist.functional import Adasum
 from tfdist.optimizers.local_clipping import LocalClipping
+from tfdist.private.optimizers import key_of
 from tfdist.strategies.keras.gradient_norms import GradientNorms
 from tfdist.tensors import map_values
 
@@ -155,7 +156,7 @@ class GradientAverager:
             if self._is_differentiable and not self._adaptive:
                 return self._differentiable(values, names)
             return self._sums.all_reduce(values, names, mean=self._average, adaptive=self._adaptive)
-        keys = [str(_identity(variable)) for variable in variables]
+        keys = [_key(variable) for variable in variables]
         shapes = zip(keys, names, variables, strict=True)
         self.compressor.register({key: (name, tuple(variable.shape)) for key, name, variable in shapes})
         compressed = [
@@ -208,6 +209,11 @@ def by_op(op: str | None, average: bool) -> tuple[bool, bool]:
 def _identity(variable: Any) -> int:
     """Returns the same number for a Keras variable and the TensorFlow variable inside it."""
     return id(variable.value if isinstance(variable, keras.Variable) else variable)
+
+
+def _key(variable: Any) -> str:
+    """Returns the key by which an optimizer finds a variable; of a tensor, its identity."""
+    return key_of(variable) if isinstance(variable, (keras.Variable, tf.Variable)) else str(_identity(variable))
 
 
 def _path(variable: Any) -> str:

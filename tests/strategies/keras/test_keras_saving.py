@@ -206,7 +206,7 @@ def test_residuals_are_saved_by_each_and_taken_back_by_all_or_none(ranks, tmp_pa
             compressor.file(path).unlink()
         strategy.extended.exchange.barrier()
         adopted, forgotten = [], []
-        compressor.adopt, compressor.forget = lambda: adopted.append(True), lambda: forgotten.append(True)
+        compressor.adopt, compressor.forget = lambda: adopted.append(True), lambda weights: forgotten.append(True)
         model.load_weights(path)
         return bool(adopted), bool(forgotten)
 

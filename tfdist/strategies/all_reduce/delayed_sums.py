@@ -13,6 +13,7 @@ from tfdist.compression.compressor import Compressor
 from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import host_call
 from tfdist.local_sgd.exchanges import Exchanges, PendingSum
+from tfdist.private.optimizers import key_of
 from tfdist.tensors import to_array
 
 
@@ -21,7 +22,7 @@ class DelayedSums:
 
     Args:
         group: the processes, which all take the same steps.
-        name: name of the optimizer in messages and residuals, the same on all processes.
+        name: name of the optimizer in messages, the same on all processes.
         variables: Keras variables whose gradients are summed.
         compressor: compressor of gradients; None sends full precision.
 
@@ -34,11 +35,11 @@ class DelayedSums:
     def __init__(self, group: ProcessGroup, name: str, variables: Sequence[Any], compressor: Compressor | None) -> None:
         self.variables = list(variables)
         self.staleness: Counter[int] = Counter()
-        self._exchanges = Exchanges(group, name, [variable.path for variable in variables], compressor)
+        keys = [key_of(weight) for weight in variables]
+        self._exchanges = Exchanges(group, name, [variable.path for variable in variables], compressor, keys)
         if compressor is not None:
-            compressor.register(
-                {f"{name} {place}": (weight.path, tuple(weight.shape)) for place, weight in enumerate(variables)}
-            )
+            shapes = [(weight.path, tuple(weight.shape)) for weight in variables]
+            compressor.register(dict(zip(keys, shapes, strict=True)))
         self._under_way: PendingSum | None = None
         self._late = 0
 

@@ -12,11 +12,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.compression.compressor import Compressor
+from tfdist.compression.compressor import Compressor, Variables
 from tfdist.engine.exchange import Exchange
 from tfdist.engine.group import ProcessGroup
-from tfdist.notices import warn_once
 from tfdist.private.keras import saving_api
+from tfdist.private.optimizers import key_of
 from tfdist.seams.registry import replace
 from tfdist.seams.trainer import TrainerCall
 from tfdist.strategies import atomic_files, current_strategy, keras_hooks
@@ -28,12 +28,6 @@ from tfdist.thread_values import ThreadValue
 
 log = logging.getLogger("tfdist")
 
-
-_OF_SEVERAL_MODELS = (
-    "tfdist: the residuals of compression beside %s are those of all models that this strategy has trained, and "
-    "another job could not tell them apart: it would give a model those of another one of the same shapes. Make a "
-    "strategy for each model, or load the model without these files."
-)
 
 _saves_alone = ThreadValue(False)
 """Whether a thread saves files without calling `save_training_state`."""
@@ -135,7 +129,7 @@ def _read_for_all(original: Callable[..., Any]) -> Callable[..., Any]:
         else:
             broadcast_state(self, extended)
             keras_accumulation.leave_to_writer(self, extended)
-        restore_compression(extended, filepath)
+        restore_compression(extended, filepath, self)
         return None
 
     return load_weights
@@ -153,7 +147,7 @@ def _after_the_chief(original: Callable[..., Any]) -> Callable[..., Any]:
         model = original(filepath, *args, **kwargs)
         extended.all_processes.barrier()  # the chief has loaded the rows of embeddings, too
         keras_accumulation.leave_to_writer(model, extended)
-        restore_training_state(model, extended, filepath, is_new=True)
+        restore_training_state(model, extended, filepath)
         return model
 
     return load_model
@@ -169,26 +163,28 @@ def save_training_state(model: Any, extended: Ability, path: Any) -> None:
     """
     compressor = compressor_of(extended)
     if compressor is not None:
-        if compressor.number_of_variables > len(model.variables):
-            warn_once(_OF_SEVERAL_MODELS, path)
-        compressor.save(path)
+        compressor.save(path, weights_of(model))
     keras_outer.save(model, extended, path)
 
 
-def restore_training_state(model: Any, extended: Ability, path: Any, is_new: bool = False) -> None:
+def restore_training_state(model: Any, extended: Ability, path: Any) -> None:
     """Restores the state that `save_training_state` has saved, on all processes.
 
     Args:
         model: a Keras model.
         extended: the strategy's `extended`.
         path: path of the model's file.
-        is_new: whether the model has been made from the file.
 
     Raises:
         OSError: this rank's file of residuals is damaged; the other ranks start without residuals.
     """
     keras_outer.restore(model, extended, path)
-    restore_compression(extended, path, is_new)
+    restore_compression(extended, path, model)
+
+
+def weights_of(model: Any) -> Variables:
+    """Returns the weights of a model by their keys, frozen or not, in an order that only its layers decide."""
+    return {key_of(weight): (weight.path, tuple(weight.shape)) for weight in model.weights}
 
 
 def compressor_of(extended: Ability) -> Compressor | None:
@@ -196,23 +192,23 @@ def compressor_of(extended: Ability) -> Compressor | None:
     return extended.compressor if isinstance(extended, DataParallel) else None
 
 
-def restore_compression(extended: Ability, path: Any, is_new: bool = False) -> None:
+def restore_compression(extended: Ability, path: Any, model: Any = None) -> None:
     """Restores the residuals that were saved beside a checkpoint, if those of all ranks are of the same step.
 
     Args:
         extended: the strategy's `extended`.
         path: path of the checkpoint.
-        is_new: whether they are of a model that has been made from the checkpoint.
+        model: model whose residuals they are; None for a loop that saves those of all variables.
 
     Raises:
         OSError: this rank's file is damaged; the other ranks start without residuals.
     """
     if isinstance(extended, DataParallel) and extended.compressor is not None:
-        restore_residuals(extended.compressor, extended.exchange, extended.group, path, is_new)
+        restore_residuals(extended.compressor, extended.exchange, extended.group, path, model)
 
 
 def restore_residuals(
-    compressor: Compressor, exchange: Exchange, group: ProcessGroup, path: Any, is_new: bool = False
+    compressor: Compressor, exchange: Exchange, group: ProcessGroup, path: Any, model: Any = None
 ) -> None:
     """Restores residuals like `restore_compression`, without a strategy.
 
@@ -221,24 +217,21 @@ def restore_residuals(
         exchange: exchange among the processes of the group.
         group: the processes that train together.
         path: path of the checkpoint.
-        is_new: whether they are of a model that has been made from the checkpoint.
+        model: as for `restore_compression`.
 
     Raises:
         OSError: this rank's file is damaged; the other ranks start without residuals.
     """
-    failure = None
+    failure, weights = None, None if model is None else weights_of(model)
     try:
-        checksum = compressor.load(path)
+        checksum = compressor.load(path, weights)
     except OSError as error:
         checksum, failure = 0, error
     everyone = exchange.all_gather(tf.constant([checksum], tf.int64)).numpy()
-    if is_new:
-        compressor.begin_model()
     if everyone.any() and (everyone == everyone[0]).all():
-        if not is_new:
-            compressor.adopt()
+        compressor.adopt()
     elif everyone.any() or failure is not None:
-        compressor.forget()
+        compressor.forget(weights)
         if group.is_writer:
             missing = [rank for rank, step in zip(group.members, everyone, strict=True) if not step]
             log.warning(

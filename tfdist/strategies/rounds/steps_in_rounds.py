@@ -18,7 +18,7 @@ from tfdist.local_sgd.course import Course, Courses, Live, Progress, Turn, Varia
 from tfdist.local_sgd.rules import States
 from tfdist.private import tensorflow as private
 from tfdist.private.models import value_of
-from tfdist.private.optimizers import apply_count, variables_of
+from tfdist.private.optimizers import apply_count, key_of, variables_of
 
 
 class StepsInRounds:
@@ -46,7 +46,8 @@ class StepsInRounds:
             self._samples, self._step = _counter("samples"), _counter("step")
             live = _Training(self._left, self._step, optimizer)
             centre, rate = Centre(self.variables), float(_rate(optimizer))
-            trained = VariableGroup(f"optimizer {number}", paths, centre, rate, live, rules)
+            keys = [key_of(variable) for variable in self.variables]
+            trained = VariableGroup(f"optimizer {number}", paths, centre, rate, live, rules, keys)
             self._course = courses.of(trained)
         self._lock = threading.Lock()
         with tf.init_scope():
