@@ -79,7 +79,7 @@ def test_weights_of_split_layers_are_not_gathered(ranks, axes, sent):
 
     footprint = ranks(math.prod(axes.values()))(work)[0]
     assert (footprint.weights, footprint.sent, footprint.in_parts) == (24, sent, 0)
-    assert "MB in a step, and what split layers exchange." in str(footprint)
+    assert " bytes in a step, and what split layers exchange." in str(footprint)
 
 
 def test_a_mesh_of_another_size_is_refused(ranks):

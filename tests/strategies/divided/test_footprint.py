@@ -35,9 +35,9 @@ def test_it_is_what_a_strategy_allocates(ranks, with_weights, monkeypatch):
     assert everyone[0] == expected[with_weights]
     at_once = planned(model, 2, with_weights, at_once=True)
     assert at_once == (Footprint(60, (132, 144), 104, 72, True) if with_weights else everyone[0])
-    assert ("0.1 kB of weights are whole from the forward to the backward pass" in str(at_once)) is with_weights
+    assert ("72 bytes of weights are whole from the forward to the backward pass" in str(at_once)) is with_weights
     assert not model.optimizer.built, "only a copy is"
-    assert "take 0.3 kB in all, and at most 0.1 kB in each of 2 processes" in str(everyone[0])
+    assert "take 276 bytes in all, and at most 144 bytes in each of 2 processes" in str(everyone[0])
 
 
 def test_large_weights_are_counted_by_rows():

@@ -195,4 +195,6 @@ def _planned(optimizer: Any, processes: int, rows: Mapping[int, Ownership], deal
 
 
 def _size(nbytes: int) -> str:
+    if nbytes < 1e3:
+        return f"{nbytes} bytes"
     return f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:.1f} kB"
