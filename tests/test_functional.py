@@ -46,3 +46,9 @@ def test_gradient_of_sum_is_defined_and_of_max_raises():
         y = tfdist.all_reduce(x, "max")
     with pytest.raises(ValueError, match="a gradient for 'sum' and 'mean', not for 'max'"):
         tape.gradient(y, x)
+
+
+def test_a_group_must_be_one():
+    tfdist.init()
+    with pytest.raises(TypeError, match=r"group= must be a tfdist\.Group, such as tfdist\.Group\(\[0, 1\]\); got 'x'"):
+        tfdist.all_reduce(1.0, group="x")

@@ -77,15 +77,21 @@ class Context:
 
     def among(self, group: Group | None) -> Collectives:
         """Returns the collectives of a group; of all processes by default."""
-        members = self.group.members if group is None else group.members()
+        members = self.group.members if group is None else _members(group)
         if members not in self._made:
             self._made[members] = Collectives(self.group.subgroup(members))
         return self._made[members]
 
     def processes(self, group: Group | None, algorithm: str | None) -> ProcessGroup:
         """Returns the engine's group of some processes; see `engine_group`."""
-        chosen = self.group if group is None else self.group.subgroup(group.members())
+        chosen = self.group if group is None else self.group.subgroup(_members(group))
         return chosen if algorithm is None else chosen.using(algorithm, self._calibration)
+
+
+def _members(group: Group) -> tuple[int, ...]:
+    if not isinstance(group, Group):
+        raise TypeError(f"group= must be a tfdist.Group, such as tfdist.Group([0, 1]); got {group!r}")
+    return group.members()
 
 
 _initialized: Context | None = None

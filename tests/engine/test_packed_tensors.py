@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdist.engine import buckets
 from tfdist.engine.host_calls import host_call
 from tfdist.engine.packed_tensors import PackedTensors
+from tfdist.tensors import to_array
 
 LARGE = buckets.ALONE_BYTES // 4
 
@@ -21,6 +22,7 @@ def some():
         tf.cast(tf.reshape(tf.range(4), [2, 2]), tf.bfloat16),
         tf.constant(-1.0, tf.float32),
         tf.constant([7.0, 8.0], tf.float64),
+        tf.constant(-0.5, tf.bfloat16),
     ]
     return [tf.identity(tensor) for tensor in ranges]
 
@@ -28,7 +30,7 @@ def some():
 def assert_equal(found, expected):
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other), strict=True)
+        np.testing.assert_array_equal(*(to_array(tf.convert_to_tensor(value)) for value in (one, other)), strict=True)
 
 
 @pytest.mark.parametrize("decorated", [tf.function, lambda function: function], ids=["in a graph", "eagerly"])

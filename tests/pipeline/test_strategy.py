@@ -218,3 +218,11 @@ def test_custom_table_trains_and_deadlock_raises():
 def test_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         tfdist.PipelineStrategy(**{"stages": 2, "micro_batches": 2, **arguments})
+
+
+def test_layers_with_a_state_for_each_sample_are_refused():
+    with tfdist.PipelineStrategy(stages=2, micro_batches=2).scope():
+        inputs = keras.Input((5, 3), batch_size=4)
+        model = keras.Model(inputs, layers.Dense(1)(layers.LSTM(2, stateful=True, name="lstm")(inputs)))
+        with pytest.raises(ValueError, match="the layer lstm cannot keep a state for each sample of a batch"):
+            model.compile("sgd", "mse")

@@ -68,6 +68,7 @@ class ModelCalls:
         self.tensors: dict[int, Any] = {}
         self._same: dict[int, int] = {}
         self._described: list[Any] = []
+        self._rows = {tensor.shape[0] for tensor in models.inputs_of(graph)} - {None}
         self.inputs = tuple(self._new(tensor) for tensor in models.inputs_of(graph))
         self._open(model, graph, "", None, None)
         self.outputs = tuple(self._key(tensor) for tensor in models.outputs_of(graph))
@@ -137,9 +138,15 @@ class ModelCalls:
 
     def _new(self, tensor: Any) -> int:
         key = len(self.tensors)
-        self.tensors[key] = tensor
+        self.tensors[key] = self._of_any_rows(tensor)
         self._equate(tensor, key)
         return key
+
+    def _of_any_rows(self, tensor: Any) -> Any:
+        """Returns a tensor of any number of samples: a model that is built from a batch has only that of the batch."""
+        if not len(tensor.shape) or tensor.shape[0] not in self._rows:
+            return tensor
+        return backend.KerasTensor((None, *tensor.shape[1:]), tensor.dtype, sparse=tensor.sparse, name=tensor.name)
 
     def _equate(self, tensor: Any, key: int) -> None:
         self._described.append(tensor)  # keeps the tensor alive, whose `id` is a key

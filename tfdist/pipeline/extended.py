@@ -59,6 +59,7 @@ class PipelinedModel:
         self._name = name
         mesh = extended.mesh
         calls = ModelCalls(model)
+        _check_layers(calls)
         self.stages = Stages(calls, model_cuts.ends_of(calls, extended.stages, extended.cuts))
         self.table = extended.schedule(self.stages.edges)
         within = mesh.workers == 1
@@ -112,6 +113,15 @@ class PipelinedModel:
         """Returns an object that reads and assigns variables of all processes."""
         variables, parts = places.variables_of(self._model), self._extended.split_weights.owner
         return VariablesOfStages(self._extended.mesh, self.placement, variables, self._name, parts)
+
+
+def _check_layers(calls: ModelCalls) -> None:
+    for call in calls.calls:
+        if getattr(call.operation, "stateful", False):
+            raise ValueError(
+                f"PipelineStrategy divides batches into micro-batches: the layer {call.name} cannot keep a state for "
+                "each sample of a batch. Leave out stateful=True."
+            )
 
 
 class PipelineExtended(AllReduceExtended, HasStages):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import keras
+
 from tfdist.cluster import descriptors
 from tfdist.cluster.settings import Timeouts, read_secret
 from tfdist.cluster.spec import Cluster
@@ -82,6 +84,7 @@ def serve_without_script(cluster: Cluster, timeouts: Timeouts) -> None:
         made = options.arguments()
         told = made.synchronization, made.pushes, made.servers
         notice("tfdist serve: %s serves with %s, %s, %s.", cluster.task, *told)
+        keras.config.set_floatx(options.floatx)
         serve(member, made, timeouts)
     except TfdistError as error:
         if member.control.failure is None:

@@ -72,13 +72,12 @@ class UpdatesOnServers(Ability, abc.ABC):
 
     @abc.abstractmethod
     def shared_epochs(
-        self, plan: Plan, within_batches: bool, when_idle: Callable[[], None], stream: Stream | None = None
+        self, plan: Plan, when_idle: Callable[[], None], stream: Stream | None = None
     ) -> contextlib.AbstractContextManager[SharedEpochs]:
         """Context in which this worker takes part in epochs whose batches are dealt to all workers.
 
         Args:
             plan: how the samples of each epoch are divided into batches.
-            within_batches: whether samples are shuffled within each batch only, as for ``shuffle="batch"``.
             when_idle: function that tells all servers not to wait for this worker.
             stream: source of batches that the chief reads and sends to all workers; None if each reads its own.
         """

@@ -12,6 +12,7 @@ from tfdist import compression
 from tfdist.parameter_server import BoundedStaleness, Gradients, Servers
 from tfdist.strategies.servers.parameter_server import ParameterServerStrategy
 
+keras.config.set_floatx("float64")
 strategy = ParameterServerStrategy(
     synchronization=BoundedStaleness(2),
     pushes=Gradients(compression=compression.Int8()),

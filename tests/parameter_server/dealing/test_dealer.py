@@ -176,17 +176,18 @@ def test_a_worker_that_joins_in_the_middle_takes_part_at_once():
 
 
 @pytest.mark.parametrize(
-    ("samples", "batch_size", "seed", "what"),
+    ("given", "what"),
     [
-        (11, 3, 7, "has samples 11, and the worker that began it has samples 10"),
-        (10, 4, 7, "has a batch size of 4, and the worker that began it has a batch size of 3"),
-        (10, 3, None, "has shuffle False, and the worker that began it has shuffle True"),
+        ((11, 3, 7), "has samples 11, and the worker that began it has samples 10"),
+        ((10, 4, 7), "has a batch size of 4, and the worker that began it has a batch size of 3"),
+        ((10, 3, None), "has shuffle False, and the worker that began it has shuffle True"),
+        ((10, 3, 7, True), "has shuffle batch, and the worker that began it has shuffle True"),
     ],
 )
-def test_different_data_raise(samples, batch_size, seed, what):
+def test_different_data_raise(given, what):
     dealer = dealer_of(1)
     with pytest.raises(DealerError, match=f"in epoch 0 of fit 0, worker 3 {what}"):
-        dealer.begin(3, FIRST, samples, batch_size, seed)
+        dealer.begin(3, FIRST, *given)
     with pytest.raises(DealerError, match="worker 3 has to begin epoch 0 of fit 0"):
         dealer.take(3, FIRST)
 

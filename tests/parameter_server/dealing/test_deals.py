@@ -223,7 +223,7 @@ class Streaming(Talk):
             self.begin_stream(worker)
 
     def begin_stream(self, worker, epoch=0, incarnation=1, fit=0):
-        (answer,) = self.say(BeginEpoch, worker, incarnation, fit, epoch, None, 1, None, worker == 0)
+        (answer,) = self.say(BeginEpoch, worker, incarnation, fit, epoch, None, 1, None, False, worker == 0)
         return answer
 
     def bring(self, number, epoch=0, **options):

@@ -17,9 +17,9 @@ class Talk:
         self.merging = Merging(lambda key: self.workers.get(key, frozenset()))
         self.answers = {}
 
-    def give(self, worker, *arrays, rules=None, epoch=EPOCH):
+    def give(self, worker, *arrays, rules=None, epoch=EPOCH, names=()):
         rules = ("sum",) * len(arrays) if rules is None else rules
-        message = MergeMetrics(worker, worker, 1, *epoch, rules)
+        message = MergeMetrics(worker, worker, 1, *epoch, rules, names)
 
         def answer(message, arrays):
             self.answers[worker] = message, [array.tolist() for array in arrays]
@@ -73,5 +73,9 @@ def test_different_metrics_are_refused():
     answer, _ = talk.give(1, 1, 2)
     assert isinstance(answer, Refused)
     assert "worker 1 has the metrics sum float32 (), sum float32 (), and worker 0 has sum float32 ()" in answer.why
+    talk = Talk(0, 1)
+    talk.give(0, 1, names=("mse",))
+    answer, _ = talk.give(1, 1, names=("mape",))
+    assert "worker 1 has the metrics mape, sum float32 (), and worker 0 has mse, sum float32 ()" in answer.why
     assert isinstance(talk.give(1, 1, rules=()), tuple)
     assert "1 arrays of metrics for 0 rules" in talk.answers[1][0].why

@@ -31,9 +31,9 @@ def test_an_order_is_the_same_in_every_version():
 
 
 def test_shuffling_within_batches_keeps_samples_in_their_batch():
-    plan = Plan(10, 4, 3)
-    places = order(plan, (0, 1), within_batches=True)
+    plan = Plan(10, 4, 3, within_batches=True)
+    places = order(plan, (0, 1))
     for start in (0, 4, 8):
         np.testing.assert_array_equal(np.sort(places[start : start + 4]), np.arange(10)[start : start + 4])
     assert places.tolist() != list(range(10))
-    assert places.tolist() != order(plan, (0, 2), within_batches=True).tolist()
+    assert places.tolist() != order(plan, (0, 2)).tolist()

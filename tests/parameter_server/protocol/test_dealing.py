@@ -24,13 +24,13 @@ OF = 1, 0, 2**62
 @pytest.mark.parametrize(
     "message",
     [
-        BeginEpoch(*OF, 0, 3, 100, 32, 2**63 - 1),
+        BeginEpoch(*OF, 0, 3, 100, 32, 2**63 - 1, True),
         BeginEpoch(*OF, 0, 3, None, 1, None, brings=True),
         BringBatch(*OF, 0, 3, 7),
         BringBatch(*OF, 0, 3, 7, is_end=True, failure="no such file"),
         TakeBatch(*OF, 0, 3, 9, is_idle=True),
         SkipBatch(*OF, 2**60),
-        MergeMetrics(*OF, 0, 3, ("sum", "max")),
+        MergeMetrics(*OF, 0, 3, ("sum", "max"), ("loss", "auc")),
         LeaveEpoch(*OF),
     ],
 )

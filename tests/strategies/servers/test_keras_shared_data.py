@@ -435,7 +435,9 @@ def test_logs_of_an_epoch_that_nobody_knows_any_more_are_not_all_logs(taken, oth
     model.train_on_batch(np.ones((3, 2)), np.ones((3, 1)))
     if not taken:
         model.reset_metrics()
-    epochs = types.SimpleNamespace(taken=taken, merged=lambda arrays, rules: [array + others for array in arrays])
+    epochs = types.SimpleNamespace(
+        taken=taken, merged=lambda arrays, rules, names: [array + others for array in arrays]
+    )
     shared = types.SimpleNamespace(epochs=epochs, has_all_logs=None)
     assert keras_shared_data._merge_logs(model, None, shared).keys() == {"loss"}
     assert shared.has_all_logs is has_all

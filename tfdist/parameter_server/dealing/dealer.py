@@ -89,7 +89,13 @@ class Dealer:
         self.next_ticket = secrets.randbits(60)
 
     def begin(
-        self, worker: int, epoch: EpochKey, samples: int | None, batch_size: int, shuffle_seed: int | None
+        self,
+        worker: int,
+        epoch: EpochKey,
+        samples: int | None,
+        batch_size: int,
+        shuffle_seed: int | None,
+        within_batches: bool = False,
     ) -> Plan:
         """Lets a worker take part in an epoch, and in no other. It may begin the same epoch again.
 
@@ -101,6 +107,7 @@ class Dealer:
             samples: number of samples in the epoch; see `Plan`.
             batch_size: number of samples in a batch.
             shuffle_seed: seed that the worker proposes, of at most 64 bits; None if it does not shuffle.
+            within_batches: whether it shuffles within each batch only.
 
         Returns:
             The epoch's plan.
@@ -112,7 +119,7 @@ class Dealer:
             raise DealerError(
                 f"an epoch needs at least one sample, and a batch size of at least 1; got {samples=}, {batch_size=}"
             )
-        plan = Plan(samples, batch_size, shuffle_seed)
+        plan = Plan(samples, batch_size, shuffle_seed, within_batches)
         if epoch not in self._epochs and not self._is_past(epoch):
             self._epochs[epoch] = DealtEpoch(plan)
             self._newest = epoch if self._newest is None else max(self._newest, epoch)

@@ -185,7 +185,9 @@ class DealerService:
             self._dealer.take_back(message.worker)
         key = _epoch_of(message)
         try:
-            plan = self._dealer.begin(message.worker, key, message.samples, message.batch_size, message.seed)
+            plan = self._dealer.begin(
+                message.worker, key, message.samples, message.batch_size, message.seed, message.within_batches
+            )
         except DealerError as error:
             answer(Refused(message.id, str(error)), ())
             return

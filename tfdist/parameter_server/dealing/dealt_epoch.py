@@ -116,6 +116,7 @@ class DealtEpoch:
             "samples": self.plan.samples,
             "batch_size": self.plan.batch_size,
             "seed": self.plan.seed,
+            "within_batches": self.plan.within_batches,
             "dealt": self.dealt,
             "again": [*self.again, *(number for _, number in self.out.values()), *missing],
             "members": sorted(self.members),
@@ -124,7 +125,7 @@ class DealtEpoch:
     @classmethod
     def restored(cls, state: dict[str, Any]) -> DealtEpoch:
         """Returns the epoch of a `state`."""
-        plan = Plan(state["samples"], state["batch_size"], state["seed"])
+        plan = Plan(state["samples"], state["batch_size"], state["seed"], state["within_batches"])
         return cls(plan, state["dealt"], deque(state["again"]), members=set(state["members"]))
 
 
@@ -133,7 +134,7 @@ def check_equal(worker: int, epoch: EpochKey, plan: Plan, first: Plan) -> None:
     for what, own, others in (
         ("samples", *("in a stream" if compared.samples is None else compared.samples for compared in (plan, first))),
         ("a batch size of", plan.batch_size, first.batch_size),
-        ("shuffle", plan.seed is not None, first.seed is not None),
+        ("shuffle", *(compared.seed is not None and _how(compared) for compared in (plan, first))),
     ):
         if own != others:
             raise DealerError(
@@ -141,6 +142,11 @@ def check_equal(worker: int, epoch: EpochKey, plan: Plan, first: Plan) -> None:
                 f"the worker that began it has {what} {others}. Load the same data on every worker, and give `fit` "
                 "the same batch_size and shuffle."
             )
+
+
+def _how(plan: Plan) -> bool | str:
+    """Returns the ``shuffle`` of `fit` that a plan with a seed stands for."""
+    return "batch" if plan.within_batches else True
 
 
 def name_of(epoch: EpochKey) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import secrets
 import threading
@@ -48,7 +49,6 @@ class SharedEpochs:
         worker: number of this task.
         fit: how many calls of `fit` with shared data this worker has begun before.
         plan: plan of each epoch; the dealer replaces its seed by that of the first worker.
-        within_batches: whether to shuffle only within each batch.
         when_idle: function that tells all servers not to wait for this worker; called on the thread that reads batches.
         stream: function that yields the batches, if this worker brings them to all others; ``plan.samples`` is None
             then. None without a stream, or on the other workers.
@@ -64,14 +64,12 @@ class SharedEpochs:
         worker: int,
         fit: int,
         plan: Plan,
-        within_batches: bool = False,
         when_idle: Callable[[], None] = lambda: None,
         stream: Stream | None = None,
     ) -> None:
         self._worker = worker
         self._fit = fit
         self._plan = plan
-        self._within_batches = within_batches
         self._when_idle = when_idle
         self._incarnation = secrets.randbits(63)
         self._requests = itertools.count()
@@ -152,12 +150,13 @@ class SharedEpochs:
         with self._telling:
             self._teller.request(lambda id: SkipBatch(id, self._worker, self._incarnation, number_of(ticket)))
 
-    def merged(self, arrays: Sequence[np.ndarray], rules: Sequence[Rule]) -> list[np.ndarray]:
+    def merged(self, arrays: Sequence[np.ndarray], rules: Sequence[Rule], names: Sequence[str]) -> list[np.ndarray]:
         """Returns the state of metrics over all workers at the end of the epoch, when all workers have given theirs.
 
         Args:
             arrays: values of this worker's metric variables.
             rules: how to merge each of the arrays.
+            names: names of the metrics.
 
         Raises:
             TfdistError: the server cannot be reached, or another worker has other metrics.
@@ -166,7 +165,7 @@ class SharedEpochs:
         assert epoch is not None
 
         def merge(id: int) -> MergeMetrics:
-            return MergeMetrics(id, self._worker, self._incarnation, self._fit, epoch, tuple(rules))
+            return MergeMetrics(id, self._worker, self._incarnation, self._fit, epoch, tuple(rules), tuple(names))
 
         with self._telling:
             while True:
@@ -199,7 +198,7 @@ class SharedEpochs:
             self._teller.request(lambda id: LeaveEpoch(id, self._worker, self._incarnation), timeout=_LEAVE_SECONDS)
 
     def _order(self, epoch: int) -> np.ndarray:
-        return order(self._plan, (self._fit, epoch), self._within_batches)
+        return order(self._plan, (self._fit, epoch))
 
     def _begun(self, connection: Connection, epoch: int) -> None:
         plan = self._plan
@@ -214,11 +213,12 @@ class SharedEpochs:
                 plan.samples,
                 plan.batch_size,
                 plan.seed,
+                plan.within_batches,
                 brings=self._bringer is not None,
             )
 
         answer, _ = connection.request(begin)
-        self._plan = Plan(plan.samples, plan.batch_size, answer.seed)
+        self._plan = dataclasses.replace(plan, seed=answer.seed)
 
     def _taken(self, epoch: int, is_idle: bool) -> tuple[DealtBatch | NoBatch, list[np.ndarray]]:
         """Requests a batch, and returns the answer; an end of the epoch if this worker has gone on meanwhile."""

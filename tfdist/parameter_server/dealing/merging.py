@@ -93,7 +93,10 @@ def _difference(
 ) -> str | None:
     """Returns how a worker's metrics differ from those of the first worker; None if they do not."""
     described = [
-        [f"{rule} {array.dtype.name} {array.shape}" for rule, array in zip(metrics.rules, values, strict=True)]
+        [
+            *metrics.names,
+            *(f"{rule} {array.dtype.name} {array.shape}" for rule, array in zip(metrics.rules, values, strict=True)),
+        ]
         for metrics, values in ((first, of_first), (message, arrays))
     ]
     if described[0] == described[1]:

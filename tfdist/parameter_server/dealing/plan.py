@@ -19,11 +19,13 @@ class Plan:
             batches until it ends.
         batch_size: number of samples in each batch but the last; 1 for a source of whole batches.
         seed: seed of the order (`order`); None if samples are not shuffled.
+        within_batches: whether they are shuffled only within each batch, as Keras does for ``shuffle="batch"``.
     """
 
     samples: int | None
     batch_size: int
     seed: int | None
+    within_batches: bool = False
 
     @property
     def batches(self) -> int | None:
@@ -31,13 +33,12 @@ class Plan:
         return None if self.samples is None else -(-self.samples // self.batch_size)
 
 
-def order(plan: Plan, epoch: EpochKey, within_batches: bool = False) -> np.ndarray:
+def order(plan: Plan, epoch: EpochKey) -> np.ndarray:
     """Returns the order of an epoch's samples, equal on every worker whatever its version of NumPy.
 
     Args:
         plan: plan of the epoch.
         epoch: key of the epoch; each epoch has another order.
-        within_batches: whether to shuffle only within each batch, as Keras does for ``shuffle="batch"``.
 
     Returns:
         The sample at each place, int64 ``(samples,)``; empty for a stream, which has its own order.
@@ -48,7 +49,7 @@ def order(plan: Plan, epoch: EpochKey, within_batches: bool = False) -> np.ndarr
         return np.arange(plan.samples)
     words = [word for number in (plan.seed, *epoch) for word in (number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF)]
     generator = np.random.RandomState(words)  # unlike Generator, equal in all versions of NumPy
-    if not within_batches:
+    if not plan.within_batches:
         return generator.permutation(plan.samples).astype(np.int64, copy=False)
     places = np.arange(plan.samples)
     for start in range(0, plan.samples, plan.batch_size):

@@ -42,6 +42,7 @@ class Options(msgspec.Struct, frozen=True):
         snapshots: folder of the snapshots; None for no snapshots.
         snapshot_seconds: seconds between two snapshots.
         own: names of the options whose value, or a part of it, is of a user-defined class.
+        floatx: Keras's default dtype, which an optimizer's learning rate has.
     """
 
     synchronization: str
@@ -51,6 +52,7 @@ class Options(msgspec.Struct, frozen=True):
     snapshots: str | None = None
     snapshot_seconds: float = 60.0
     own: tuple[str, ...] = ()
+    floatx: str = "float32"
 
     def encode(self) -> str:
         """Returns the options as one text."""
@@ -87,11 +89,12 @@ class Options(msgspec.Struct, frozen=True):
         )
 
 
-def describe(arguments: Arguments) -> Options:
+def describe(arguments: Arguments, floatx: str = "float32") -> Options:
     """Describes the arguments of a strategy as text.
 
     Args:
         arguments: the arguments of this task's strategy.
+        floatx: Keras's default dtype in this task.
     """
     servers = arguments.servers
     alike = dataclasses.replace(servers, snapshots=None, snapshot_seconds=60.0)
@@ -102,6 +105,7 @@ def describe(arguments: Arguments) -> Options:
         snapshots=None if servers.snapshots is None else os.fspath(servers.snapshots),
         snapshot_seconds=servers.snapshot_seconds,
         own=tuple(name for name, value in values.items() if not _is_library_class(value)),
+        floatx=floatx,
     )
 
 

@@ -26,6 +26,7 @@ class BeginEpoch(DealerMessage, frozen=True):
         samples: number of samples, or of whole batches; None for a stream (`dealing.plan.Plan`).
         batch_size: samples in each batch but the last; 1 if ``samples`` counts whole batches.
         seed: seed that the worker proposes for the order; None if samples are not shuffled.
+        within_batches: whether samples are shuffled within each batch only.
         brings: whether this worker has the stream of the batches.
     """
 
@@ -34,6 +35,7 @@ class BeginEpoch(DealerMessage, frozen=True):
     samples: int | None
     batch_size: int
     seed: int | None
+    within_batches: bool = False
     brings: bool = False
 
 
@@ -89,11 +91,13 @@ class MergeMetrics(DealerMessage, frozen=True):
         fit: number of the call of `fit`, as in `BeginEpoch`.
         epoch: number of the epoch.
         rules: how each array is merged.
+        names: names of the metrics, which must be the same for all workers.
     """
 
     fit: int
     epoch: int
     rules: tuple[Rule, ...]
+    names: tuple[str, ...] = ()
 
 
 class EpochPlanned(Message, frozen=True):

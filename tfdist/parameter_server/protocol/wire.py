@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 MAGIC = b"tfps"
-VERSION = 5
+VERSION = 6
 """Version of the messages, raised whenever they change, so that different versions stop with a clear error."""
 
 MAX_HEADER = 1 << 20

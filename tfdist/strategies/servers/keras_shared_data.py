@@ -28,7 +28,7 @@ from tfdist.strategies.server_abilities import UpdatesOnServers
 from tfdist.strategies.servers.chief_stream import ChiefStream, stream_of
 from tfdist.strategies.servers.dealt_batches import Batches, Ticketed, dataset
 from tfdist.strategies.servers.random_access import Source, source_of
-from tfdist.tensors import to_array
+from tfdist.tensors import to_array, unnumbered
 
 log = logging.getLogger("tfdist")
 
@@ -170,7 +170,7 @@ class SharedDataHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
             for link in self.extended.links(model):
                 link.suspend()
 
-        with self.extended.shared_epochs(plan, source.shuffle == "batch", when_idle, stream) as epochs:
+        with self.extended.shared_epochs(plan, when_idle, stream) as epochs:
             _of_models[id(model)] = SharedFit(epochs, source)
             try:
                 given["validation_batch_size"] = given["validation_batch_size"] or given["batch_size"]
@@ -209,8 +209,9 @@ class SharedDataHooks(keras_hooks.ModelHooks[UpdatesOnServers]):
 def _merge_logs(model: Any, logs: Any, shared: SharedFit) -> Any:
     variables = list({id(state): state for metric in model.metrics for state in metric.variables}.values())
     rules: list[Rule] = [_rule(variable) for variable in variables]
+    names = [unnumbered(metric.name) for metric in model.metrics]
     own = [to_array(variable.value).copy() for variable in variables]
-    arrays = shared.epochs.merged(own, rules)
+    arrays = shared.epochs.merged(own, rules, names)
     values = [tf.convert_to_tensor(array) for array in arrays]
     with backend.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
         results = tree.map_structure(tf.convert_to_tensor, model.get_metrics_result())

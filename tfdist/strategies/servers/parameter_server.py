@@ -9,6 +9,7 @@ from tfdist.strategies import require_tensorflow
 
 require_tensorflow()
 
+import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from tfdist import other_names  # noqa: E402
@@ -92,7 +93,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         member = None
         if cluster is not None and cluster.is_elastic:
             member = job.enter(cluster, timeouts)
-            agreement.agree(member, published.describe(arguments))
+            agreement.agree(member, published.describe(arguments, keras.config.floatx()))
             if cluster.task.job == "ps":
                 devices.hide_gpus()
                 serving.serve(member, arguments, timeouts)

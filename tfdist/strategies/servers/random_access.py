@@ -51,7 +51,7 @@ class Source(Batches):
 
     def plan(self, seed: int | None) -> Plan:
         """Returns how the items of an epoch are divided into batches."""
-        return Plan(self.items, self.items_per_batch, seed)
+        return Plan(self.items, self.items_per_batch, seed, self.shuffle == "batch")
 
     def first(self) -> Any:
         """Returns the first batch."""

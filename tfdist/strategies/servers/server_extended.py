@@ -178,7 +178,7 @@ class ServerExtended(OneDevice, UpdatesOnServers):
 
     @contextlib.contextmanager
     def shared_epochs(
-        self, plan: Plan, within_batches: bool, when_idle: Callable[[], None], stream: Stream | None = None
+        self, plan: Plan, when_idle: Callable[[], None], stream: Stream | None = None
     ) -> Iterator[SharedEpochs]:
         """Context in which this worker takes part in epochs whose batches are dealt to all workers."""
         self._epochs = epochs = SharedEpochs(
@@ -186,7 +186,6 @@ class ServerExtended(OneDevice, UpdatesOnServers):
             self._task,
             next(self._begun.fits),
             plan,
-            within_batches,
             when_idle,
             stream if self._is_chief else None,
         )

@@ -5,6 +5,7 @@ import itertools
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import layers
 from world import ROWS, check, classes, crossentropy, fitted, made, network, state, trained, trained_on_arrays, vectors
 
 import tfdist
@@ -53,6 +54,13 @@ def on_batches(place):
     logs.append(model.test_on_batch(x[:5], y[:5]))
     outputs = model.predict_on_batch(x[:5])
     return {"logs": logs, "outputs": outputs, "state": state(place, model)}
+
+
+@check(2)
+def built_by_the_first_batch(place):
+    """Keras builds such a model with the rows of a batch, which micro-batches do not have."""
+    model = made(place, lambda: keras.Sequential([layers.Dense(7, "tanh"), layers.Dense(3)]), "sgd", "mse")
+    return fitted(place, model, *vectors(), epochs=1)
 
 
 def of_samples(place):
