@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import keras
 import numpy as np
 
 from tfdist.errors import TfdistError
@@ -35,6 +34,7 @@ from tfdist.parameter_server.protocol.programs import CHIEF
 from tfdist.parameter_server.protocol.state import TrainingState
 from tfdist.parameter_server.protocol.wire import Message
 from tfdist.parameter_server.shard.ledger import weights
+from tfdist.parameter_server.shard.serialized_optimizers import deserialized
 from tfdist.parameter_server.shard.shard import IMPORT_IT, ParkedMessage, Shard
 from tfdist.parameter_server.shard.store import is_elementwise
 from tfdist.parameter_server.worker.client import MessageRefusedError
@@ -201,7 +201,7 @@ class HostShard(Shard):
         begun = self._begun
         assert begun is not None
         shapes = Shapes(message.shapes, [np.dtype(name) for name in message.dtypes])
-        splits = is_elementwise(keras.saving.deserialize_keras_object(message.optimizer))
+        splits = is_elementwise(deserialized(message.optimizer))
         model = Model(
             [variable.path for variable in message.held],
             shapes.shapes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ class LazyRows:
     """
 
     def __init__(self, optimizer: dict[str, Any]) -> None:
-        self._config = copy.deepcopy(optimizer)  # Keras changes the dictionary that it deserializes
+        self._config = optimizer
         self._made: dict[tuple[int, str, bool], RowOptimizer] = {}
         try:
             self._optimizer(1, np.dtype(np.float32), True)

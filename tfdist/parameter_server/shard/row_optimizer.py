@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.parameter_server.shard.serialized_optimizers import deserialized
 from tfdist.tensors import to_array, to_tensor
 from tfdist.thread_values import ThreadValue
 
@@ -53,7 +54,7 @@ class RowOptimizer:
         self._dtype = dtype
         self._most = max(_LEAST_ROWS, 1 << (max(1, _MOST_ELEMENTS // dim).bit_length() - 1))
         self._blocks: dict[int, _Block] = {}
-        _check_arguments(_deserialized(optimizer))
+        _check_arguments(deserialized(optimizer))
         block = self._block(_LEAST_ROWS)
         self.initial = block.initial
         self.slot_shapes = block.slot_shapes
@@ -133,7 +134,7 @@ class _Block:
     def __init__(self, config: dict[str, Any], shape: tuple[int, ...], dtype: np.dtype) -> None:
         with tf.device("CPU:0"):
             self.rows, self.shape, self.dtype = shape[0], shape, dtype
-            self.optimizer = _deserialized(config)
+            self.optimizer = deserialized(config)
             noise = np.random.default_rng(0).normal(size=shape).astype(dtype)
             variable = keras.Variable(noise, dtype=dtype.name, name="rows")
             self.optimizer.build([variable])
@@ -211,19 +212,6 @@ def _graphs_have_a_thread() -> bool:
         return True
     chosen = tf.config.threading.get_inter_op_parallelism_threads()
     return int(chosen or os.environ.get("TF_NUM_INTEROP_THREADS") or len(os.sched_getaffinity(0))) != 1
-
-
-def _deserialized(config: dict[str, Any]) -> Any:
-    """Returns the optimizer, made from its serialized form.
-
-    Raises:
-        ValueError: Keras does not know the optimizer, as some versions do not know `keras.optimizers.Lamb`.
-    """
-    optimizer = keras.optimizers.deserialize(config)
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        name = config.get("class_name")
-        raise ValueError(f"Keras cannot make the optimizer {name} from its description; register it as serializable")
-    return optimizer
 
 
 def _initial(name: str, slot: np.ndarray, values: np.ndarray) -> Initial:

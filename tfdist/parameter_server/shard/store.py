@@ -17,6 +17,7 @@ from tfdist.parameter_server.shard import slots as slots_of
 from tfdist.parameter_server.shard.lazy_rows import LazyRows
 from tfdist.parameter_server.shard.private_values import PrivateValues
 from tfdist.parameter_server.shard.row_local import keeps_other_rows, keeps_other_values
+from tfdist.parameter_server.shard.serialized_optimizers import deserialized
 from tfdist.private import optimizers
 from tfdist.tensors import to_array
 
@@ -300,7 +301,7 @@ class Store(PrivateValues):
 
     def _make(self, state: TrainingState) -> None:
         """Makes the variables and the optimizer."""
-        self._optimizer = keras.saving.deserialize_keras_object(self.config)
+        self._optimizer = deserialized(self.config)
         self._is_elementwise = is_elementwise(self._optimizer)
         runs = self._runs() if self._is_elementwise else [(place,) for place in range(len(self.held))]
         self._blocks = [_RowBlock(run, self._variable(run, state)) for run in runs]
