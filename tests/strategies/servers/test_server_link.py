@@ -486,3 +486,35 @@ def test_state_fetched_during_prefetch_does_not_count_as_assigned():
         before[7] -= 4
         before[8] -= 3
         np.testing.assert_allclose(made[0].numpy(), before, rtol=1e-5, atol=1e-5)
+
+
+def values(of_variables):
+    return [variable.numpy() for variable in of_variables]
+
+
+def test_reading_after_fit_leaves_the_training_of_others():
+    """The chief has averages then; they are the newest values when it goes on."""
+    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    with linked(optimizer) as (link, made):
+        chief = link()
+        worker_variables, other = variables(), keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+        other.build(worker_variables)
+        worker = link(1, worker_variables, other)
+        chief.update(gradients(1), made)
+        chief.finalize()
+        for name in ("newest", "newest_state"):
+            worker.update(gradients(2), worker_variables)
+            worker.refresh()
+            trained, before = values(worker_variables), values(made)
+            with getattr(chief, name)():
+                assert not np.array_equal(made[0].numpy(), before[0]), "the averages contain the worker's update"
+            worker.refresh()
+            np.testing.assert_equal(values(worker_variables), trained)
+        worker.finalize()
+        with chief.newest():
+            assert_equal(worker_variables, made)
+        averages = values(made)
+        chief.refresh()
+        np.testing.assert_equal(values(made), averages)
+        worker.update([None] * len(SHAPES), worker_variables)
+        np.testing.assert_equal(values(worker_variables), averages)

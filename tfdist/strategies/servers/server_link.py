@@ -113,7 +113,8 @@ class Link:
         self._read: Callable[[], Sequence[np.ndarray]] = list
         self.failure: TfdistError | None = None
         self.last_ticket = -1
-        self._is_assigned = self._is_finalized = False
+        self._is_assigned = False
+        self._finals: list[np.ndarray] | None = None  # averages, from the end of `fit` to the next step
         on_servers = keras.saving.serialize_keras_object(self._on_servers)
         self._assign(self._session.begin(self._held(), on_servers, self._state if self._is_chief else None))
 
@@ -169,7 +170,7 @@ class Link:
             ]
             self.last_ticket = int(number)
             ticket_number = None if ticket is None else number_of(int(number))
-            if self._is_assigned:  # by a callback or a loop, within an epoch
+            if self._is_assigned or self._finals is not None:  # by a callback or a loop, or at the end of `fit`
                 with self._lock, self._failing():
                     self._put_assigned()
             vectors = self._step(pushed, float(samples), float(rate) if sends_rate else None, ticket_number)
@@ -194,7 +195,13 @@ class Link:
         count.assign(tf.cast(iterations, count.dtype))
 
     def refresh(self) -> None:
-        """Assigns the newest values; first, the chief gives servers what its program has assigned in the meantime."""
+        """Assigns the newest values, from which training goes on.
+
+        First, the chief gives servers what its program has assigned in the meantime, and averages, if `fit` has ended
+        with them since the last step.
+        """
+        if self._has_finals():
+            self._take_final()
         with self._lock, self._reading():
             self._assign(self._session.pull())
 
@@ -205,7 +212,7 @@ class Link:
         The programs of all workers assign the same. So where the servers have nothing newer, because the chief has not
         come to its reading, another worker keeps what its program has assigned.
         """
-        has_assigned = self._is_assigned or self._is_finalized
+        has_assigned = self._is_assigned or self._finals is not None
         if self._is_chief or not has_assigned or isinstance(self._session, Observer):
             self._put_assigned()
             yield
@@ -227,7 +234,8 @@ class Link:
     def newest(self) -> Iterator[None]:
         """Context in which the variables have the newest values; no worker waits for this one."""
         self.suspend()
-        self.refresh()
+        if not self._has_finals():
+            self.refresh()
         self._take_final()
         yield
 
@@ -235,7 +243,12 @@ class Link:
     def newest_state(self) -> Iterator[None]:
         """Context like `newest`, in which the optimizer's slots and scalars, too, are as they are to be saved."""
         self.suspend()
-        self.fetch()
+        if self._has_finals():
+            with self._lock:
+                state = self._session.state()
+            self._assign_to_optimizer(state)
+        else:
+            self.fetch()
         self._take_final()
         yield
 
@@ -257,6 +270,9 @@ class Link:
         with self._lock, self._reading():
             state = self._session.state()
             self._assign_arrays(state.values)
+        self._assign_to_optimizer(state)
+
+    def _assign_to_optimizer(self, state: TrainingState) -> None:
         slots, scalars = self._of_optimizer()
         for slot in slots:
             if slot.name in state.slots[slot.variable]:
@@ -267,20 +283,29 @@ class Link:
                 value_of(variable).assign(state.scalars[name])
 
     def finalize(self) -> None:
-        """Assigns moving averages of the values, if the optimizer keeps them; the chief's become the newest values."""
+        """Assigns moving averages of the values, if the optimizer keeps them.
+
+        They become the newest values when the chief goes on to train: other workers' `fit` may not have ended.
+        """
         with self._lock:
-            averages = self._session.averages()
+            self._finals = self._session.averages()
             self._session.forget()
-        self._take(averages)
-        self._is_assigned = self._is_chief
-        self._is_finalized = not self._is_chief
+        self._take(self._finals)
+        self._is_assigned = False
 
     def _take_final(self) -> None:
-        """Assigns averages after `fit`, as the chief sends its own to servers only when it reads or saves again."""
-        if self._is_finalized:
+        """Assigns the newest averages after `fit`."""
+        if self._finals is not None:
             with self._lock:
-                averages = self._session.final()
-            self._take(averages)
+                self._finals = self._session.final()
+            self._take(self._finals)
+
+    def _has_finals(self) -> bool:
+        """Returns whether this is the chief, and has the averages that its `fit` has ended with."""
+        if not self._is_chief or self._finals is None:
+            return False
+        pairs = zip(self._variables, self._finals, strict=True)
+        return all(array_of(variable).tobytes() == final.tobytes() for variable, final in pairs)
 
     def newest_version(self) -> int:
         """Returns the number of updates that the servers' parameters contain now; for evaluators only."""
@@ -364,7 +389,7 @@ class Link:
             packed = [packer.packed(gradients, step) for packer, gradients in zip(self._packers, pushed, strict=False)]
             vectors = self._session.step(packed or pushed, samples, rate, ticket)
             self._read = self._session.values
-            self._is_finalized = False
+            self._finals = None
             return vectors
 
     @contextlib.contextmanager
