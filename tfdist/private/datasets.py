@@ -27,7 +27,7 @@ def distributed_dataset(dataset: Any, input_workers: Any, strategy: Any, context
 
     TensorFlow divides the dataset's batches and shards the dataset according to its policy.
     """
-    distributed = _DistributedDataset(
+    distributed = ShardsOfDataset(
         input_workers,
         strategy,
         not_tuned(dataset),
@@ -200,8 +200,8 @@ class _WithoutDeviceAutotuning:
             return super().__iter__()  # type: ignore[misc]
 
 
-class _DistributedDataset(_WithoutDeviceAutotuning, input_lib.DistributedDataset):
-    pass
+class ShardsOfDataset(_WithoutDeviceAutotuning, input_lib.DistributedDataset):
+    """A dataset of which each process reads its shard: of how many batches, nobody knows."""
 
 
 class DatasetsOfFunction(_WithoutDeviceAutotuning, input_lib.DistributedDatasetsFromFunction):

@@ -23,7 +23,12 @@ try:
     from keras.src.saving import saving_api, saving_lib, serialization_lib
     from keras.src.trainers import data_adapters
     from keras.src.trainers import trainer as base_trainer
-    from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils, py_dataset_adapter
+    from keras.src.trainers.data_adapters import (
+        array_slicing,
+        data_adapter_utils,
+        py_dataset_adapter,
+        tf_dataset_adapter,
+    )
     from keras.src.utils import naming
 except ImportError as error:
     raise incompatible(str(error)) from error
@@ -46,6 +51,7 @@ __all__ = [
     "node",
     "operation",
     "py_dataset_adapter",
+    "tf_dataset_adapter",
     "saving_api",
     "saving_lib",
     "seed_generator",

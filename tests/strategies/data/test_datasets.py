@@ -65,6 +65,15 @@ def test_a_shard_of_a_shard_is_warned_of(caplog):
     assert "this dataset has been sharded for 2 processes" in caplog.text
 
 
+def test_own_samples_are_warned_of(caplog):
+    off = tf.data.Options()
+    off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    datasets.warn_of_own_samples(tf.data.Dataset.range(8).batch(2))
+    assert caplog.text == ""
+    datasets.warn_of_own_samples(tf.data.Dataset.range(8).batch(2).with_options(off))
+    assert "Give all processes the same dataset" in caplog.text
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 def test_only_processes_of_several_cores_read_ahead(monkeypatch, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)

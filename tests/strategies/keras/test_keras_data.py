@@ -1,3 +1,4 @@
+import contextlib
 import random
 import threading
 
@@ -54,6 +55,33 @@ def test_all_ranks_read_the_batches_of_a_py_dataset_in_one_order(ranks, workers)
     assert first[:8] != first[8:]
 
 
+def test_py_datasets_are_shuffled_as_in_plain_keras(strategy):
+    """Another order in each `fit`, after one seed; what else the program draws is the same, too."""
+
+    def orders(scope):
+        keras.utils.set_random_seed(3)
+        seen = []
+
+        class Noted(Batches):
+            def __getitem__(self, index):
+                seen.append(index)
+                return super().__getitem__(index)
+
+        with scope:
+            model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(Noted(), verbose=0)
+        model.fit(Noted(), epochs=2, verbose=0)
+        return seen, random.random()
+
+    try:
+        plain = orders(contextlib.nullcontext())
+        assert orders(strategy.scope()) == plain
+        assert plain[0][-24:-16] != plain[0][-16:-8]
+    finally:
+        private.context.set_global_seed(None)
+
+
 def test_shuffling_generator_is_set_per_thread():
     """Others by the module, as ever."""
 
@@ -83,7 +111,7 @@ def test_shuffling_uses_global_seed_or_random_draw(strategy, seed):
             orders = [tf.random.shuffle(tf.range(20)).numpy().tolist() for _ in range(2)]
         with keras_data._shuffling_alike(strategy.extended) as second:
             pass
-        assert (first == second == seed) == (seed is not None)
+        assert first.getstate() == second.getstate() == random.getstate()
         assert orders[0] != orders[1]
         assert all(sorted(order) == list(range(20)) for order in orders)
         assert private.global_seed() == seed
@@ -124,3 +152,53 @@ def test_distributed_datasets_are_taken_by_fit_and_evaluate(ranks):
 
     first, second = on_ranks(ranks(2), work)
     np.testing.assert_allclose(first, second)
+
+
+class Samples(keras.metrics.Metric):
+    """The number of samples, and their sum."""
+
+    def __init__(self):
+        super().__init__(name="samples")
+        self.sums = self.add_variable((2,), "zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.sums.assign_add(
+            tf.stack([tf.cast(tf.size(y_true), tf.float32), tf.cast(tf.reduce_sum(y_true), tf.float32)])
+        )
+
+    def result(self):
+        return {"count": self.sums[0], "sum": self.sums[1]}
+
+
+def own_rows(strategy, folder):
+    """With `AutoShardPolicy.OFF`: nine samples of each process's own."""
+    off = tf.data.Options()
+    off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    x = np.arange(9.0)[:, None] + 9 * strategy.rank
+    return tf.data.Dataset.from_tensor_slices((x, x)).batch(4).with_options(off)
+
+
+def files_of_different_lengths(strategy, folder):
+    """Each process reads one of them; the number of batches is that of both."""
+    for name, numbers in (("a", range(14)), ("b", range(14, 18))):
+        if strategy.rank == 0:
+            (folder / name).write_text("\n".join(map(str, numbers)))
+    strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0)))  # they are there
+    names = tf.data.Dataset.from_tensor_slices([str(folder / name) for name in "ab"])
+    numbers = tf.data.TextLineDataset(names).map(lambda line: tf.strings.to_number(line)[None])
+    return numbers.map(lambda x: (x, x)).batch(6).apply(tf.data.experimental.assert_cardinality(3))
+
+
+@pytest.mark.parametrize("make", [own_rows, files_of_different_lengths])
+def test_every_sample_of_shards_counts(ranks, make, tmp_path):
+    def work(strategy):
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse", metrics=[Samples()])
+        data = make(strategy, tmp_path)
+        history = model.fit(data, epochs=2, verbose=0).history
+        evaluated = model.evaluate(data, verbose=0, return_dict=True)
+        return [*zip(history["count"], history["sum"], strict=True), (evaluated["count"], evaluated["sum"])]
+
+    for results in on_ranks(ranks(2), work):
+        assert results == [(18, sum(range(18)))] * 3

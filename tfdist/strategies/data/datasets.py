@@ -335,6 +335,16 @@ def warn_of_own_shards(dataset: tf.data.Dataset, processes: int, rank: int) -> N
         )
 
 
+def warn_of_own_samples(dataset: tf.data.Dataset) -> None:
+    """Warns if a dataset has samples of this process's own, where all processes are to read the same."""
+    if dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF:
+        log.warning(
+            "tfdist: processes share the work of `predict` on one dataset, and each computes its part of each batch. "
+            "AutoShardPolicy.OFF says that this one has samples of each process's own: most of them would not be "
+            "predicted. Give all processes the same dataset, or pass each process's batches to `predict_on_batch`."
+        )
+
+
 def warn_of_unseeded_shuffle(dataset: tf.data.Dataset) -> None:
     """Warns if a dataset is shuffled without a seed: processes would see some samples twice and others never."""
     policy = dataset.options().experimental_distribute.auto_shard_policy

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.private import tensorflow as private
-from tfdist.private.keras import py_dataset_adapter, tf_trainer
+from tfdist.private.datasets import ShardsOfDataset
+from tfdist.private.keras import py_dataset_adapter, tf_dataset_adapter, tf_trainer
 from tfdist.seams.registry import replace
 from tfdist.strategies import current_strategy
 from tfdist.strategies.abilities import DataParallel
@@ -37,10 +38,12 @@ def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(kwargs.get("x"), SharedDataset):  # Keras knows only TensorFlow's classes; distribute it again
             kwargs["x"] = kwargs["x"].dataset
         calls = keras_step_calls.calls_of(extended, kwargs.get("x"))
-        with _shuffling_alike(extended) as seed, extended.reading_for_keras(calls):
+        with _shuffling_alike(extended) as order, extended.reading_for_keras(calls):
             original(self, distribute_strategy, *args, **kwargs)
+        if isinstance(self._distributed_dataset, ShardsOfDataset):  # it has another number of batches than its dataset
+            self.data_adapter = tf_dataset_adapter.TFDatasetAdapter(self._distributed_dataset)
+            self.reset()
         if isinstance(self.data_adapter, py_dataset_adapter.PyDatasetAdapter):
-            order = random.Random(seed)
             for shuffles in (self.data_adapter, self.data_adapter.enqueuer):
                 if shuffles is not None:
                     setattr(shuffles, _ORDER, order)
@@ -49,21 +52,24 @@ def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _shuffling_alike(extended: DataParallel) -> Iterator[int]:
+def _shuffling_alike(extended: DataParallel) -> Iterator[random.Random]:
     """Context in which datasets that Keras makes are shuffled in the chief's order on every process.
 
     Yields:
-        The seed for shuffling on the host.
+        The random generator for shuffling on the host.
     """
-    global_seed = private.global_seed()
-    state = np.array([global_seed is not None, global_seed or 0, random.SystemRandom().getrandbits(31)], np.int64)
+    global_seed, (version, numbers, _) = private.global_seed(), random.getstate()
+    seeds = [global_seed is not None, global_seed or 0, random.SystemRandom().getrandbits(31)]
     agreed = extended.all_processes.broadcast_once(
-        tf.constant(state), "the seed for shuffling data", "int64 (3,)"
+        tf.constant(np.array([*seeds, *numbers], np.int64)), "the seed for shuffling data", "int64"
     ).numpy()
+    order = _Order()
+    order.setstate((version, tuple(agreed[len(seeds) :].tolist()), None))
+    if extended.reader:
+        order.seed(order.getrandbits(32) + extended.reader)
     if agreed[0]:
-        seed = int(agreed[1]) + extended.reader
-        with private.seeded(seed):
-            yield seed
+        with private.seeded(int(agreed[1]) + extended.reader):
+            yield order
         return
     # No seed was set. A seeded operation would repeat the same order in every epoch, so draw the orders on the host.
     generator = np.random.default_rng(int(agreed[2]))
@@ -78,9 +84,21 @@ def _shuffling_alike(extended: DataParallel) -> Iterator[int]:
 
     tf.random.shuffle = shuffle
     try:
-        yield int(agreed[2])
+        yield order
     finally:
         tf.random.shuffle = original
+
+
+class _Order(random.Random):
+    """The chief's random generator, as it was when an iterator was made.
+
+    What it draws, this process's own generator draws, too. So a program draws what it draws in plain Keras, and the
+    next iterator has another order.
+    """
+
+    def shuffle(self, x: MutableSequence[Any]) -> None:
+        random.shuffle(list(x))
+        super().shuffle(x)
 
 
 _ORDER = "_tfdist_order"
