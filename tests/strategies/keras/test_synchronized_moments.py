@@ -1,5 +1,6 @@
 """Moments over all ranks, and their gradients, in one collective each way."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -51,3 +52,19 @@ def test_moments_outside_replicas_equal_keras(ranks):
     for mean, variance in on_ranks(ranks(2), work):
         np.testing.assert_allclose(mean, ROWS.mean((0, 1)), rtol=1e-4)
         np.testing.assert_allclose(variance, ROWS.var((0, 1)), rtol=1e-4)
+
+
+def test_moments_of_masked_rows_equal_those_of_one_process(ranks):
+    layer, mask = keras.layers.BatchNormalization(synchronized=True), ROWS[..., 0] > 2
+    layer.build(ROWS.shape)
+    expected = layer._moments(tf.constant(ROWS), tf.constant(mask))
+
+    def work(strategy):
+        begin, end = ((0, 6), (6, 9))[strategy.rank]
+        rows, of_rows = tf.constant(ROWS[begin:end]), tf.constant(mask[begin:end])
+        moments = tf.function(lambda: layer._moments(rows, of_rows))
+        return [part.numpy() for part in in_step(strategy, end - begin, 9, moments)]
+
+    for results in on_ranks(ranks(2), work):
+        for moment, of_all in zip(results, expected, strict=True):
+            np.testing.assert_allclose(moment, of_all, rtol=1e-5)

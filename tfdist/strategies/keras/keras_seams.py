@@ -12,6 +12,7 @@ nothing.
 | noise is added after the sum and before clipping | `tfdist.optimizers.GradientNoise` needs it, and installs it, too |
 | `merge_call` | replicas of several devices call one model, which would mix the losses that its layers add |
 | `_compute_moments_sync` | Keras reduces three sums one by one |
+| `BatchNormalization._moments` | Keras does not synchronize masked samples |
 | gradients through collectives of a step | come from other replicas' losses, which have other weights |
 | steps work on shares, with a stand-in row in empty ones | kernels return garbage or crash without rows |
 | logs of steps, and metrics' results | would be this process's own, and callbacks would decide differently |
