@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import threading
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_the_secret_does_not_cross_the_wire():
         connection.sendall(challenge())
         heard.append(lines.readline())
 
-    with contact(answer, start=0.2) as client, pytest.raises(RendezvousError):
+    with contact(answer, start=1.0) as client, pytest.raises(RendezvousError):
         client.enter()
     assert heard
     for line in heard:
@@ -83,6 +84,19 @@ def test_unreachable_server_raises_after_start_timeout():
         words = r"could not be reached within 0.15 s \(.*refused\). Missing: the chief"
         with pytest.raises(RendezvousError, match=words):
             client.enter()
+
+
+def test_a_byte_now_and_again_does_not_prolong_the_wait():
+    ends = threading.Event()
+
+    def answer(connection, lines):
+        while not ends.wait(0.001):
+            connection.sendall(b"x")
+
+    with contact(answer, start=0.3) as client:
+        with pytest.raises(RendezvousError, match=r"within 0.3 s \(the handshake failed: timed out\)"):
+            client.enter()
+        ends.set()
 
 
 def test_failed_handshake_is_retried_until_start_timeout():

@@ -40,7 +40,7 @@ def connect(address: str, claims: Claims, secret: bytes, timeout: float) -> tupl
             time.sleep(_RETRY_SECONDS)
             continue
         try:
-            welcome = _handshake(connection, address, claims, secret)
+            welcome = _handshake(connection, address, claims, secret, deadline)
         except OSError as error:
             connection.close()
             reason = f"the handshake failed: {error}"
@@ -58,8 +58,8 @@ def connect(address: str, claims: Claims, secret: bytes, timeout: float) -> tupl
     )
 
 
-def _handshake(connection: socket.socket, address: str, claims: Claims, secret: bytes) -> Welcome:
-    line = _read_line(connection)
+def _handshake(connection: socket.socket, address: str, claims: Claims, secret: bytes, deadline: float) -> Welcome:
+    line = _read_line(connection, deadline)
     try:
         challenge = messages.challenge(line)
     except ValueError:
@@ -72,7 +72,7 @@ def _handshake(connection: socket.socket, address: str, claims: Claims, secret: 
     nonces = (challenge.nonce, proof.nonce())
     proven = proof.prove(secret, "task", nonces, claims)
     connection.sendall(messages.encode(messages.Hello(claims, nonces[1], proven)))
-    line = _read_line(connection)
+    line = _read_line(connection, deadline)
     try:
         answer = messages.answer(line)
     except ValueError:
@@ -94,11 +94,14 @@ def _no_server(address: str) -> RendezvousError:
     )
 
 
-def _read_line(connection: socket.socket) -> bytes:
+def _read_line(connection: socket.socket, deadline: float) -> bytes:
     """Reads one line byte by byte, because the bytes after it are for the listening thread."""
-    connection.settimeout(_ANSWER_SECONDS)
+    end = min(deadline, time.monotonic() + _ANSWER_SECONDS)
     line = bytearray()
     while not line.endswith(b"\n") and len(line) <= messages.MAX_HANDSHAKE_LINE:
+        if (remaining := end - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        connection.settimeout(remaining)
         byte = connection.recv(1)
         if not byte:
             raise ConnectionResetError("the connection was closed before the answer")

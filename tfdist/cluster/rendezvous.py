@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tfdist._version import __version__
+from tfdist.cluster import hosts
 from tfdist.cluster.server import JobDescription
 from tfdist.cluster.settings import Timeouts
 from tfdist.cluster.spec import split_address
@@ -20,17 +21,14 @@ from tfdist.errors import RendezvousError
 
 
 def listen(address: str) -> socket.socket:
-    """Returns a socket that listens at ``host:port``.
-
-    If the address is not one of this machine's own (with a service or a NAT in front of it), the socket listens on all
-    interfaces.
+    """Returns a socket that listens at ``host:port``, or on all interfaces; see `tfdist.cluster.hosts.to_listen_at`.
 
     Raises:
         RendezvousError: the port is in use or not allowed, or the address cannot be resolved.
     """
-    host, port = split_address(address)
+    port = split_address(address)[1]
     try:
-        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, own = (hosts.to_listen_at(address) or [(hosts.addresses_of(address)[0][0], "")])[0]
     except OSError as error:
         raise RendezvousError(
             f"the chief's own address {address} cannot be resolved ({error}). Check it in TF_CONFIG."
@@ -38,12 +36,7 @@ def listen(address: str) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        try:
-            listener.bind(target)
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
-            listener.bind(("", port))
+        listener.bind((own, port))
     except OSError as error:
         listener.close()
         advice = (

@@ -8,10 +8,12 @@ import pytest
 import zmq
 
 from tests.parameter_server.serving import DEADLINE
+from tfdist.cluster import hosts
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.protocol.curve import Keys
 from tfdist.parameter_server.protocol.line import _PART, MAX_ENCRYPTED, Line
 
+OF_BOTH_VERSIONS = [(socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1")]
 KEYS = Keys.of_secret(b"secret of the job")
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 """A greeting of ZMTP 3.1, https://rfc.zeromq.org/spec/37/."""
@@ -44,6 +46,36 @@ def test_invalid_host_name_raises():
         listening("a..b:1"),
     ):
         pass
+
+
+@pytest.mark.skipif(not hosts.is_here("[::1]:1"), reason="this machine has no IPv6")
+def test_a_host_is_reached_at_all_its_addresses(monkeypatch):
+    named = [(family, socket.SOCK_STREAM, 6, "", (number, 0)) for family, number in OF_BOTH_VERSIONS]
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: named)
+        opened = contextlib.ExitStack()
+        line, address = opened.enter_context(listening("both:0"))
+    with opened:
+        for host in ("127.0.0.1", "[::1]"):
+            other = Line.to(line.socket.context, address.replace("both", host), None)
+            opened.callback(other.close)
+            other.send([host.encode()])
+            assert line.poll(DEADLINE)
+            assert bytes(line.receive_from()[1][0]) == host.encode()
+            assert line.last_address == host.strip("[]")
+
+
+@pytest.mark.skipif(not hosts.is_here("[::1]:1"), reason="this machine has no IPv6")
+@pytest.mark.parametrize(("family", "version"), [(socket.AF_INET6, 1), (socket.AF_INET, 0), (None, 1)])
+def test_a_name_is_reached_by_the_version_that_is_preferred(monkeypatch, family, version):
+    def resolve(*args, **kwargs):
+        if family is None:
+            raise socket.gaierror("not known yet")
+        return [(family, socket.SOCK_STREAM, 6, "", ("…", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with zmq.Context() as context, contextlib.closing(Line.to(context, "name:1", None)) as line:
+        assert line.socket.getsockopt(zmq.IPV6) == version
 
 
 @pytest.mark.parametrize("keys", [None, KEYS], ids=["plain", "encrypted"])

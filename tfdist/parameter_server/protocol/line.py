@@ -8,13 +8,13 @@ but the last one are full. This is also faster: parts are decrypted while others
 from __future__ import annotations
 
 import contextlib
-import errno
 import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import zmq
 
+from tfdist.cluster import hosts
 from tfdist.errors import TfdistError
 from tfdist.parameter_server.protocol.curve import OVERHEAD_BYTES, Keys
 
@@ -64,7 +64,7 @@ class Line:
         *options: tuple[int, int],
         whose: str = "the parameter server",
     ) -> tuple[Line, str]:
-        """Listens at an address, or at all addresses of this machine if that is not one of them.
+        """Listens at all addresses that a host's name has, or on all interfaces; see `tfdist.cluster.hosts`.
 
         The socket chooses the identities of its peers. If peers chose them, two could take the same one, and ZeroMQ
         would never answer the second.
@@ -100,7 +100,7 @@ class Line:
             address: ``host:port`` of the listening socket.
             keys: keys of the job; None sends without encryption.
         """
-        made = cls(context, zmq.DEALER, keys, (zmq.RECONNECT_IVL, 50), (zmq.IPV6, int("[" in address)))
+        made = cls(context, zmq.DEALER, keys, (zmq.RECONNECT_IVL, 50), (zmq.IPV6, _version_of(address)))
         if keys is not None:
             keys.secure_client(made.socket)
         made.socket.connect(f"tcp://{address}")
@@ -145,9 +145,10 @@ class Line:
     def last_address(self) -> str:
         """Address that the last message came from, to be shown to people."""
         try:
-            return "an unknown peer" if self._last is None else str(self._last.get("Peer-Address"))
+            peer = "an unknown peer" if self._last is None else str(self._last.get("Peer-Address"))
         except zmq.ZMQError:
             return "an unknown peer"
+        return peer.removeprefix("::ffff:")  # of IPv4, where the socket listens at addresses of IPv6, too
 
     def poll(self, seconds: float) -> bool:
         """Waits until there is a message.
@@ -183,25 +184,29 @@ def _whole(parts: Sequence[Any]) -> Iterator[Any]:
             begin = place
 
 
+def _version_of(address: str) -> int:
+    """Returns 1 where a host is reached by IPv6, or not known yet, and 0 where it is reached by IPv4."""
+    try:
+        return int(hosts.addresses_of(address)[0][0] != socket.AF_INET)
+    except OSError:
+        return 1
+
+
 def _bind(bound: zmq.Socket[bytes], address: str, whose: str) -> str:
     host, _, port = address.rpartition(":")
     try:
-        family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
+        own = hosts.to_listen_at(address)
+    except OSError as error:
         raise TfdistError(f"{whose}'s own address {address} cannot be resolved ({error})") from None
-    numeric = f"[{target[0]}]" if family == socket.AF_INET6 else target[0]
-    bound.setsockopt(zmq.IPV6, int(family == socket.AF_INET6))
+    if not own or any(family == socket.AF_INET6 for family, _ in own):
+        bound.setsockopt(zmq.IPV6, 1)
     try:
-        try:
-            bound.bind(f"tcp://{numeric}:{port}")
-        except zmq.ZMQError as error:
-            if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV):
-                raise
-            bound.bind(f"tcp://*:{port}")
+        for family, number in own or [(socket.AF_UNSPEC, "*")]:
+            bound.bind(f"tcp://[{number}]:{port}" if family == socket.AF_INET6 else f"tcp://{number}:{port}")
+            port = bytes(bound.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0").rpartition(":")[2]
     except zmq.ZMQError as error:
         raise TfdistError(
             f"{whose} cannot listen at {address}: {error.strerror}. If another process uses the port, end that process "
             "(`ss -ltnp` shows it), or choose another port, on every task."
         ) from None
-    endpoint = bytes(bound.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
-    return f"{host}:{endpoint.rpartition(':')[2]}"
+    return f"{host}:{port}"
