@@ -239,7 +239,10 @@ def _summed_to(tensor: tf.Tensor, root_rank: int, place: int, group: Group | Non
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return _sent(tf.convert_to_tensor(upstream), root_rank, place, group)
 
-        return (total if rank() == root_rank else tf.zeros_like(total)), gradient
+        if rank() != root_rank:
+            with tf.control_dependencies([total]):  # a graph would leave out the sum, which the others wait for
+                total = tf.identity(tf.zeros_like(total))
+        return total, gradient
 
     return summed(tensor)
 

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-
 _LOCAL_NAMES = ("localhost", "ip6-localhost", "localhost4", "localhost6")
 
 

@@ -35,8 +35,9 @@ from tfdist.strategies.divided_abilities import HasStages
 from tfdist.thread_values import ThreadValue
 
 _SAME_BATCHES = (
-    "Under PipelineStrategy every process reads all batches: give all processes the same number of batches in each "
-    "epoch and each validation."
+    "Under PipelineStrategy every process reads all batches, and takes part where the weights of all stages are read: "
+    "give all processes the same number of batches in each epoch and each validation, and have all of them make the "
+    "same calls, of `get_weights` and `save` as well."
 )
 
 

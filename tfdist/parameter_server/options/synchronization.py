@@ -66,7 +66,7 @@ class Asynchronous(Synchronization):
 class BoundedStaleness(Synchronization):
     """Stale synchronous parallel: a worker waits while it is more than ``steps`` ahead of the slowest live one.
 
-    A read at clock c contains all updates with a clock below c − ``steps`` of every live worker.
+    A read at clock c contains all updates with a clock below c − ``steps`` of every live worker that has not paused.
 
     Attributes:
         steps: maximum lead, at least 0. With 0, no worker reads before all have finished the step before.

@@ -46,7 +46,7 @@ def check_scope(model: Any) -> None:
         raise ValueError(
             f"created outside of strategy.scope(): {', '.join(outside[:5])}{', …' if len(outside) > 5 else ''}. Create "
             "the model, and the optimizer and metrics passed to `compile`, inside `with strategy.scope():`, and call "
-            "`adapt` and `build` there; otherwise their values would differ between processes."
+            "`adapt`, `build`, `enable_lora` and `quantize` there; otherwise their values would differ between processes."
         )
 
 
