@@ -46,7 +46,8 @@ def check_scope(model: Any) -> None:
         raise ValueError(
             f"created outside of strategy.scope(): {', '.join(outside[:5])}{', …' if len(outside) > 5 else ''}. Create "
             "the model, and the optimizer and metrics passed to `compile`, inside `with strategy.scope():`, and call "
-            "`adapt`, `build`, `enable_lora` and `quantize` there; otherwise their values would differ between processes."
+            "`adapt`, `build`, `enable_lora` and `quantize` there; otherwise their values would differ between "
+            "processes."
         )
 
 
