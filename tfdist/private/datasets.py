@@ -90,16 +90,39 @@ _DIRECTLY = distribute_lib.InputOptions(
 _FILE_READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "ArrayRecordDataset")
 
 
+_OF_ALL_RECORDS = (
+    "CacheDataset", "_ConcatenateDataset", "_ScanDataset", "_SkipDataset", "_SnapshotDataset", "_TakeDataset",
+    "_TakeWhileDataset", "_UniqueDataset", "_WindowDataset", "_ZipDataset",
+)  # fmt: skip
+"""Datasets that yield other elements from a shard of their input than they do from all of it, or keep what they read
+of a shard for who reads all."""
+
+
 def reads_files(dataset: Any) -> bool:
-    """Returns whether `tf.data` would shard the dataset by files, because it reads records from files."""
+    """Returns whether a dataset reads records from files, so that `tf.data` would shard it by files."""
+    return any(map(_reads_records, parts_of(dataset)))
+
+
+def can_be_sharded(dataset: Any) -> bool:
+    """Returns whether a dataset that reads files has, for shards of them, shards of its elements.
+
+    It has not where something is taken from all records, such as the first ones, or where they are joined with others.
+    """
     for part in parts_of(dataset):
-        if type(part).__name__.startswith(_FILE_READERS):
+        of_files = [reads_files(source) for source in part._inputs()]
+        if any(of_files) and (type(part).__name__ in _OF_ALL_RECORDS or not all(of_files)):
+            return False
+    return True
+
+
+def _reads_records(part: Any) -> bool:
+    if type(part).__name__.startswith(_FILE_READERS):
+        return True
+    for function in part._functions():
+        graph = function.function.graph.as_graph_def()
+        nodes = itertools.chain(graph.node, *(inner.node_def for inner in graph.library.function))
+        if any(node.op.startswith(_FILE_READERS) for node in nodes):
             return True
-        for function in part._functions():
-            graph = function.function.graph.as_graph_def()
-            nodes = itertools.chain(graph.node, *(inner.node_def for inner in graph.library.function))
-            if any(node.op.startswith(_FILE_READERS) for node in nodes):
-                return True
     return False
 
 

@@ -52,6 +52,33 @@ def test_reads_files_detects_file_datasets_inside_functions(tmp_path):
     assert not private_datasets.reads_files(tf.data.Dataset.range(4).batch(2))
 
 
+def test_shards_of_files_are_shards_of_what_is_read_from_each_record(tmp_path):
+    (tmp_path / "a.txt").write_text("1\n2")
+    names = tf.data.Dataset.from_tensor_slices([str(tmp_path / "a.txt")])
+    lines, memory = tf.data.TextLineDataset(names.take(3).cache()), tf.data.Dataset.from_tensors("0")
+    sharded = (
+        lines.map(tf.strings.length).filter(lambda length: length > 0).shuffle(2).repeat().batch(2),
+        names.interleave(lambda name: tf.data.TextLineDataset(name).skip(1)),
+    )
+    of_all = (
+        lines.take(1),
+        lines.skip(1).batch(2),
+        lines.cache().batch(2),
+        lines.enumerate(),
+        lines.concatenate(memory),
+        tf.data.Dataset.zip((lines, memory)).map(lambda line, _: line),
+        lines.scan(0, lambda state, line: (state + 1, line)),
+        tf.data.Dataset.sample_from_datasets([lines, lines], weights=[0.5, 0.5]).filter(lambda line: True),
+    )
+    for dataset in sharded:
+        assert private_datasets.can_be_sharded(dataset)
+        assert not datasets.is_cut_by_samples(dataset)
+    for dataset in of_all:
+        assert private_datasets.reads_files(dataset)
+        assert not private_datasets.can_be_sharded(dataset)
+        assert datasets.is_cut_by_samples(dataset)
+
+
 def test_a_shard_of_a_shard_is_warned_of(caplog):
     """Not where the policy says that shards are each process's own, nor a division into other parts."""
     data = tf.data.Dataset.range(8)

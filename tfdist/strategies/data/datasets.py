@@ -29,7 +29,8 @@ def is_cut_by_samples(dataset: tf.data.Dataset) -> bool:
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     policies = tf.data.experimental.AutoShardPolicy
-    return policy == policies.DATA or (policy == policies.AUTO and not private_datasets.reads_files(dataset))
+    is_of_shards = private_datasets.reads_files(dataset) and private_datasets.can_be_sharded(dataset)
+    return policy == policies.DATA or (policy == policies.AUTO and not is_of_shards)
 
 
 _strategies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
