@@ -34,3 +34,8 @@ def arrays_of(adapter: Any) -> Any:
 def standardized(adapter: Any, batch: Any) -> Any:
     """Returns a batch of a `PyDataset` in the form in which its adapter yields it."""
     return adapter._standardize_batch(batch)
+
+
+def dataset_of(iterator: Any) -> Any:
+    """Returns the distributed dataset that a `keras.src.backend.tensorflow.trainer.TFEpochIterator` reads."""
+    return iterator._distributed_dataset

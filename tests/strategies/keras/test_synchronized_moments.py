@@ -68,3 +68,20 @@ def test_moments_of_masked_rows_equal_those_of_one_process(ranks):
     for results in on_ranks(ranks(2), work):
         for moment, of_all in zip(results, expected, strict=True):
             np.testing.assert_allclose(moment, of_all, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_variance_beside_a_large_mean_is_exact(ranks, is_masked):
+    rows = ROWS + 20_000
+    layer = keras.layers.BatchNormalization(synchronized=True)
+    layer.build(rows.shape)
+
+    def work(strategy):
+        begin, end = ((0, 6), (6, 9))[strategy.rank]
+        mask = tf.ones([end - begin, 4], tf.bool) if is_masked else None
+        moments = tf.function(lambda: layer._moments(tf.constant(rows[begin:end]), mask))
+        return [part.numpy() for part in in_step(strategy, end - begin, 9, moments)]
+
+    for mean, variance in on_ranks(ranks(2), work):
+        np.testing.assert_allclose(mean, rows.mean((0, 1), dtype=np.float64), rtol=1e-6)
+        np.testing.assert_allclose(variance, rows.var((0, 1), dtype=np.float64), rtol=1e-3)

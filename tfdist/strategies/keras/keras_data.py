@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.private import epochs
 from tfdist.private import tensorflow as private
 from tfdist.private.datasets import ShardsOfDataset
 from tfdist.private.keras import py_dataset_adapter, tf_dataset_adapter, tf_trainer
@@ -40,8 +41,9 @@ def _shuffled_alike(original: Callable[..., Any]) -> Callable[..., Any]:
         calls = keras_step_calls.calls_of(extended, kwargs.get("x"))
         with _shuffling_alike(extended) as order, extended.reading_for_keras(calls):
             original(self, distribute_strategy, *args, **kwargs)
-        if isinstance(self._distributed_dataset, ShardsOfDataset):  # it has another number of batches than its dataset
-            self.data_adapter = tf_dataset_adapter.TFDatasetAdapter(self._distributed_dataset)
+        distributed = epochs.dataset_of(self)
+        if isinstance(distributed, ShardsOfDataset):  # it has another number of batches than its dataset
+            self.data_adapter = tf_dataset_adapter.TFDatasetAdapter(distributed)
             self.reset()
         if isinstance(self.data_adapter, py_dataset_adapter.PyDatasetAdapter):
             for shuffles in (self.data_adapter, self.data_adapter.enqueuer):

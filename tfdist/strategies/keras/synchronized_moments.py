@@ -30,10 +30,9 @@ def _in_one_sum(original: Callable[..., Any]) -> Callable[..., Any]:
         replica = tf.distribute.get_replica_context()
         if replica is None or current_strategy.current(DataParallel) is None:
             return original(x, axes, keepdims)
-        parts = [tf.reduce_sum(value, axes, keepdims=True) for value in (x, tf.square(x), tf.ones_like(x))]
-        total, squares, count = _summed(replica, parts)
-        mean = tf.math.divide_no_nan(total, count)
-        variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
+        mean, variance = tf.nn.moments(x, axes, keepdims=True)
+        count = tf.fill(tf.shape(mean), tf.cast(tf.size(x) / tf.size(mean), x.dtype))
+        mean, variance = _of_all(replica, mean, variance * count, count)
         return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
     return _compute_moments_sync
@@ -45,17 +44,42 @@ def _of_masked_rows(original: Callable[..., Any]) -> Callable[..., Any]:
         synchronizes = self.synchronized and replica is not None and current_strategy.current(DataParallel) is not None
         if mask is None or not synchronizes:
             return original(self, inputs, mask)
-        counts = tf.broadcast_to(tf.cast(mask, inputs.dtype)[..., tf.newaxis], tf.shape(inputs))
-        x = tf.where(counts > 0, inputs, 0)
-        total, squares, count = _summed(
-            replica, [tf.reduce_sum(value, self._reduction_axes) for value in (x, tf.square(x), counts)]
-        )
-        divisor = count + keras.config.epsilon()  # as in Keras
-        mean = total / divisor
-        variance = (squares - 2 * mean * total + count * tf.square(mean)) / divisor
-        return mean, tf.maximum(variance, 0.0)
+        dimensions = inputs.shape.rank
+        axes = [axis for axis in range(dimensions) if axis != self.axis % dimensions]
+        is_there = tf.cast(mask, tf.bool)[..., tf.newaxis]
+        count = tf.reduce_sum(tf.cast(tf.broadcast_to(is_there, tf.shape(inputs)), inputs.dtype), axes)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(tf.where(is_there, inputs, 0), axes), count)
+        deviations = tf.where(is_there, inputs - mean, 0)
+        return _of_all(
+            replica, mean, tf.reduce_sum(tf.square(deviations), axes), count, keras.config.epsilon()
+        )  # Keras divides by the number and its epsilon
 
     return _moments
+
+
+def _of_all(
+    replica: Any, mean: tf.Tensor, squares: tf.Tensor, count: tf.Tensor, epsilon: float = 0.0
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the mean and the variance of all replicas' samples.
+
+    The variance is a difference of sums, which are in float64: in float32 nothing would be left of it where the mean is
+    a thousand times the deviation.
+
+    Args:
+        replica: the caller's `tf.distribute.ReplicaContext`.
+        mean: the mean of this replica's samples.
+        squares: the sum of their squared deviations from it.
+        count: their number, in the same shape.
+        epsilon: is added to the number of all replicas' samples.
+    """
+    own, own_squares, own_count = (tf.cast(value, tf.float64) for value in (mean, squares, count))
+    parts = [own_count * own, own_squares + own_count * tf.square(own), own_count]
+    total, of_squares, number = _summed(replica, parts)
+    divisor = number + epsilon
+    of_all = tf.math.divide_no_nan(total, divisor)
+    deviations = of_squares - 2 * of_all * total + number * tf.square(of_all)
+    variance = tf.maximum(tf.math.divide_no_nan(deviations, divisor), 0.0)
+    return tf.cast(of_all, mean.dtype), tf.cast(variance, mean.dtype)
 
 
 def _summed(replica: Any, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
