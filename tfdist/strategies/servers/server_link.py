@@ -294,8 +294,8 @@ class Link:
         self._is_assigned = False
 
     def _take_final(self) -> None:
-        """Assigns the newest averages after `fit`."""
-        if self._finals is not None:
+        """Assigns the newest averages after `fit`, unless the variables have what the program has assigned since."""
+        if self._finals is not None and not self._is_assigned:
             with self._lock:
                 self._finals = self._session.final()
             self._take(self._finals)
