@@ -48,7 +48,7 @@ def test_two_tasks_of_one_index(job):
         (says(b"SSH-2.0-OpenSSH_9.2\r\n"), "is not a rendezvous server of tfdist"),
         (says(b"x" * (messages.MAX_HANDSHAKE_LINE + 1)), "is not a rendezvous server of tfdist"),
         (says(b"[1]\n"), "is not a rendezvous server of tfdist"),
-        (says(challenge(4)), "expected protocol 10, got 4"),
+        (says(challenge(4)), "expected protocol 11, got 4"),
         (says(b"{}\n"), "is not a rendezvous server of tfdist"),
         (says(challenge(), messages.encode(Welcome(0, "j"))), "could not prove that it knows the job's secret"),
         (

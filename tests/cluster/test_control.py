@@ -480,8 +480,8 @@ class Listener:
     def rank_joined(self):
         self.note("joined", dict(self.control.joined))
 
-    def all_joined(self, last):
-        self.note("all joined", last, dict(self.control.joined))
+    def all_joined(self, last, counts):
+        self.note("all joined", last, counts, dict(self.control.joined))
 
     def invited(self, invitation):
         self.note("invited", invitation.call.key)
@@ -515,5 +515,5 @@ def test_attendant_receives_join_invite_and_stall_messages(job, logged):
         for participant in (first, second):
             assert participant.came.acquire(timeout=DEADLINE)
     joined = ("joined", {1: {0: 2}})
-    assert first.heard == [joined, ("report",), ("all joined", 0, {})]
-    assert second.heard == [joined, ("invited", "sum"), ("report",), ("all joined", 0, {})]
+    assert first.heard == [joined, ("report",), ("all joined", 0, {0: 3}, {})]
+    assert second.heard == [joined, ("invited", "sum"), ("report",), ("all joined", 0, {0: 3}, {})]

@@ -198,9 +198,9 @@ def test_a_joined_rank_is_not_waited_for_and_is_invited(job):
     call, stand_in = CollectiveCall("a", 0, 0, None), StandIn("barrier")
     job.hear(0, Invite((2,), call, stand_in))
     assert job.told[2][-1] == Invited(call, stand_in)
-    job.hear(1, Join({}))
-    job.hear(0, Join({}))
-    assert all(job.told[rank][-1] == AllJoined(0) for rank in range(3))
+    job.hear(1, Join({7: 2, 0: 1}))
+    job.hear(0, Join({0: 3}))
+    assert all(job.told[rank][-1] == AllJoined(0, {7: 2, 0: 3}) for rank in range(3))
 
 
 def test_stall_explanation_lists_posted_calls_and_missing_ranks(job):

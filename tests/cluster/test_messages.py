@@ -44,7 +44,7 @@ FROM_SERVER = [
     messages.StallReport("why", {1: "rank 1, worker 1,"}),
     messages.StatusRequest(),
     messages.RankJoined(1, {0: 1}),
-    messages.AllJoined(2),
+    messages.AllJoined(2, {0: 3}),
     messages.Invited(CALL, STAND_IN),
     quorum_messages.MeetingAborted("optimizer 0", 3),
 ]

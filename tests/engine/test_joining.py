@@ -6,12 +6,14 @@ import pytest
 from tests.cluster.serving import DEADLINE, connected, serving
 from tfdist.cluster.messages import CollectiveCall, Invited, Join, StandIn
 from tfdist.cluster.settings import Timeouts
+from tfdist.collectives.broadcast import broadcast
 from tfdist.comm.local import LocalWorld
 from tfdist.engine import operations
 from tfdist.engine.engine import Engine
 from tfdist.engine.joining import JoinCoordinator
 from tfdist.engine.operations import Operation
 from tfdist.engine.pending import Pending
+from tfdist.errors import PeerLostError, TfdistError
 
 BARRIER = StandIn("barrier")
 
@@ -83,7 +85,7 @@ class Inviting(Connection):
         assert isinstance(message, Join)
         for call in self.calls:
             self.listener.invited(Invited(CollectiveCall("all", 4, call, None), BARRIER))
-        self.listener.all_joined(0)
+        self.listener.all_joined(0, {})
 
 
 @pytest.mark.parametrize("calls", [[0, 1, 2], [2, 1, 0], [1, 0, 2, 0, 1], [2, 0, 1]])
@@ -154,3 +156,50 @@ def test_ranks_can_join_again(engines):
     results = on_all(engines, work)
     assert [[epoch[0] for epoch in ranks] for ranks in results] == [[0, 1]] * 3
     assert results[0][0][1] == results[1][1][1] == 1.0, "in their additional batch the others stand in"
+
+
+def send_from_rank_zero(engine):
+    engine.run("broadcast", broadcast(np.ones(1)), members=(0, 1))
+
+
+def test_what_cannot_run_without_a_rank_is_refused_once_it_has_joined(engines):
+    joined = threading.Event()
+
+    def work(rank, engine):
+        if rank == 2:
+            return None
+        send_from_rank_zero(engine)
+        if rank == 1:
+            with pytest.raises(TfdistError):
+                engine.join()  # rank 2 does not join
+            return None
+        while not engine.control.joined:
+            assert not joined.wait(0.001)
+        with pytest.raises(PeerLostError, match=r"rank 0 calls broadcast .*, but rank 1 has called join\(\)") as error:
+            send_from_rank_zero(engine)
+        engine.fail(error.value)
+        return engine.numbers.posted(((0, 1), "broadcast"))
+
+    assert on_all(engines, work)[0] == 1, "the call has not begun"
+
+
+class EndsAtOnce(Connection):
+    """All others have joined before."""
+
+    def attend(self, listener):
+        self.listener = listener
+
+    def send(self, message):
+        self.listener.all_joined(1, {4: 2, 5: 1, 6: 3})
+
+
+def test_calls_that_a_rank_missed_when_it_joined_are_noticed_at_the_end():
+    """The root of a small broadcast may have ended it before it hears that another rank has joined."""
+    engine = Engine(LocalWorld(2).communicator(0), EndsAtOnce({}), Timeouts())
+    for key, number in (("broadcast", 4), ("sum", 5)):
+        engine.numbers.take((None, key), number)
+        engine.numbers.begin((None, key))
+    with pytest.raises(PeerLostError, match=r"rank 0 has called join\(\), and others have called broadcast since"):
+        engine.join()
+    engine.numbers.begin((None, "broadcast"))
+    assert engine.join() == 1, "6 is of a group without this rank"

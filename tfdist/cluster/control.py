@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tfdist.cluster import messages
@@ -34,8 +34,8 @@ class Listener(Protocol):
         """Learns that another rank has no more data; that rank is already in `Control.joined`."""
         ...
 
-    def all_joined(self, last: int) -> None:
-        """Learns that no rank has more data; ``last`` is the rank that joined last."""
+    def all_joined(self, last: int, counts: Mapping[int, int]) -> None:
+        """Learns that no rank has more data; see `tfdist.cluster.messages.AllJoined`."""
         ...
 
     def invited(self, invitation: messages.Invited) -> None:
@@ -402,7 +402,7 @@ class Control:
                 self.send(self._listener.state())
             case messages.RankJoined():
                 self._listener.rank_joined()
-            case messages.AllJoined(last):
-                self._listener.all_joined(last)
+            case messages.AllJoined(last, counts):
+                self._listener.all_joined(last, counts)
             case messages.Invited():
                 self._listener.invited(message)

@@ -217,8 +217,11 @@ class CollectiveCoordinator:
     def _join(self, rank: int, counts: dict[int, int]) -> None:
         self._joined[rank] = counts
         if len(self._joined) == len(self._everyone):
+            most: dict[int, int] = {}
+            for counted in self._joined.values():
+                most |= {number: max(count, most.get(number, 0)) for number, count in counted.items()}
             self._joined.clear()
-            self._tell_all(AllJoined(rank))
+            self._tell_all(AllJoined(rank, most))
             return
         self._tell_all(RankJoined(rank, counts))
         for agreement in self._agreements.values():

@@ -13,7 +13,7 @@ import msgspec
 from tfdist.cluster import quorum_messages as quorums
 from tfdist.cluster.message import RendezvousMessage
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Version of the messages. It is raised whenever they change, so that different versions end with a clear error."""
 
 MAX_LINE = 1 << 24
@@ -358,9 +358,15 @@ class RankJoined(RendezvousMessage, frozen=True):
 
 
 class AllJoined(RendezvousMessage, frozen=True):
-    """Tells that no rank has more data; ``last`` is the rank that joined last."""
+    """Tells that no rank has more data.
+
+    Attributes:
+        last: the rank that joined last.
+        counts: number of calls of each collective that some rank had posted when it joined.
+    """
 
     last: int
+    counts: dict[int, int]
 
 
 class Invited(RendezvousMessage, frozen=True):

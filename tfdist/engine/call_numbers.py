@@ -59,6 +59,10 @@ class CallNumbers:
         """Takes the number that the members have agreed on for a site."""
         self._numbers[site] = number
 
+    def name_of(self, number: int) -> str:
+        """Returns the key of the site that has a number."""
+        return next(key for (_, key), its_number in self._numbers.copy().items() if its_number == number)
+
     # Of calls.
 
     def begin(self, site: Site) -> None:

@@ -186,6 +186,7 @@ class Engine:
             if len(everyone) > 1:
                 self._used.add(everyone)
             pending.operation, pending.call = operations.as_operation(plan), self.numbers.posted(site)
+            self._attendance.check(pending, everyone)
             pending.number = self.numbers.agree(
                 site, signature, functools.partial(self.agreed, site), functools.partial(self._undone, site)
             )

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfdist.cluster.messages import CollectiveCall, Invite, Invited, Join, RankStatus, StandIn
 from tfdist.engine import operations
-from tfdist.errors import TfdistError
+from tfdist.engine.patience import RUN_WITHOUT_A_RANK
+from tfdist.errors import PeerLostError, TfdistError
 
 if TYPE_CHECKING:
     from tfdist.engine.engine import Engine
+    from tfdist.engine.pending import Pending
 
 _POLL_SECONDS = 1e-3
 
@@ -35,23 +38,63 @@ class JoinCoordinator:
         self._invitations: queue.SimpleQueue[Invited] = queue.SimpleQueue()
         self._early: list[Invited] = []
         self._last: int | None = None
+        self._counts: dict[int, int] = {}
+        self._has_joined = False
 
     def join(self) -> int:
-        """Takes part without data until every rank has joined; returns the rank that joined last."""
+        """Takes part without data until every rank has joined; returns the rank that joined last.
+
+        Raises:
+            PeerLostError: others have called what cannot run without this rank, before they knew that it had joined.
+        """
         engine = self._engine
         control = engine.control
         if control is None:
             return 0
         self._last = None
         control.send(Join(engine.numbers.counts()))
-        while self._last is None or not self._invitations.empty():
-            while not self._invitations.empty():
-                self._stand_in(self._invitations.get())
-            engine.check()
-            if not engine.advance():
-                time.sleep(_POLL_SECONDS)
-        engine.drain()
+        self._has_joined = True
+        try:
+            while self._last is None or not self._invitations.empty():
+                while not self._invitations.empty():
+                    self._stand_in(self._invitations.get())
+                engine.check()
+                if not engine.advance():
+                    time.sleep(_POLL_SECONDS)
+            engine.drain()
+        finally:
+            self._has_joined = False
+        self._compare_calls()
         return self._last
+
+    def _compare_calls(self) -> None:
+        calls = self._engine.numbers.counts()
+        for number, count in self._counts.items():
+            if calls.get(number, count) < count:
+                raise PeerLostError(
+                    f"rank {self._engine.rank} has called join(), and others have called "
+                    f"{self._engine.numbers.name_of(number)} since. {RUN_WITHOUT_A_RANK}"
+                )
+
+    def check(self, pending: Pending, members: Sequence[int]) -> None:
+        """Refuses a call that needs a rank that has joined; it could end here before that is noticed.
+
+        Args:
+            pending: the call.
+            members: ranks that take part.
+
+        Raises:
+            PeerLostError: there is such a rank.
+        """
+        engine, control = self._engine, self._engine.control
+        if control is None or self._has_joined or pending.operation.stand_in is not None:
+            return
+        number = engine.numbers.of((pending.members, pending.key))
+        for rank, counts in dict(control.joined).items():
+            if number is not None and rank in members and counts.get(number, 0) <= pending.call:
+                raise PeerLostError(
+                    f"rank {engine.rank} calls {pending.name}, but rank {rank} has called join(). {RUN_WITHOUT_A_RANK}"
+                )
 
     def _stand_in(self, invitation: Invited) -> None:
         engine, call = self._engine, invitation.call
@@ -102,8 +145,9 @@ class JoinCoordinator:
         for pending in self._engine.under_way():
             self.invite(pending.describe(), pending.operation.stand_in)
 
-    def all_joined(self, last: int) -> None:
+    def all_joined(self, last: int, counts: Mapping[int, int]) -> None:
         """Lets `join` end and return the last rank."""
+        self._counts = dict(counts)
         self._last = last
 
     def survives(self, rank: int, error: TfdistError) -> bool:

@@ -14,6 +14,12 @@ STANDING_SECONDS = 1.0
 """Seconds after which a rank that only waits reports it to the server, which detects ranks waiting for each other; and
 after which it looks whether the report is still true."""
 
+RUN_WITHOUT_A_RANK = (
+    "Only gathers, barriers, and sums that are not made in shared memory can run without a rank that has joined: call "
+    "others before any rank joins, or afterwards; TFDIST_MACHINE_CODE=0 sums a strategy's gradients without it."
+)
+"""The advice where another collective was called."""
+
 _ANSWER_SECONDS = 5.0
 """Seconds after the deadline in which the server may still explain which ranks are late."""
 
@@ -70,9 +76,8 @@ class WaitMonitor:
             for rank, counts in list(self._control.joined.items()):
                 if self._is_missing(rank, counts):
                     raise PeerLostError(
-                        f"rank {self._rank} waits in {self._pending.name}, but rank {rank} has called join(). Only "
-                        "gathers, barriers, and sums that are not made in shared memory can run without a rank that "
-                        "has joined: set TFDIST_MACHINE_CODE=0 to sum a strategy's gradients without it."
+                        f"rank {self._rank} waits in {self._pending.name}, but rank {rank} has called join(). "
+                        f"{RUN_WITHOUT_A_RANK}"
                     )
         self.tell(seconds)
         if seconds > self._timeouts.collective and self._is_explained(seconds):
