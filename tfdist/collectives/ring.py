@@ -19,7 +19,7 @@ from tfdist.collectives.schedule import Plan, Schedule, partition
 from tfdist.collectives.transfer import exchange
 from tfdist.comm.communicator import Combine, Communicator
 
-_CACHED_ELEMENTS = 1 << 15
+_CACHED_ELEMENTS = 1 << 16
 """Elements that are combined and then finished while they are in the cache."""
 
 

@@ -53,7 +53,7 @@ class Division:
     def finish(self, part: np.ndarray) -> None:
         """Divides a part of the chunk, which one call of `add` has returned."""
         if self._is_told:
-            self._is_finite = self._is_finite and bool(np.isfinite(part[:1]).all())
+            self._is_finite = self._is_finite and math.isfinite(part[0])
             self._operation(part, self._factor, out=part)
         else:
             self._is_finite = _divide(part, self.divisor) and self._is_finite
