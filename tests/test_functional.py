@@ -48,6 +48,14 @@ def test_gradient_of_sum_is_defined_and_of_max_raises():
         tape.gradient(y, x)
 
 
+def test_numbers_that_would_be_rounded_are_refused():
+    tfdist.init()
+    with pytest.raises(ValueError, match="mean of IndexedSlices of integers would round each process's rows"):
+        tfdist.all_reduce(tf.IndexedSlices(tf.constant([[1]]), [0], [5, 1]))
+    with pytest.raises(TypeError, match="splits must be whole numbers of rows; got float32"):
+        tfdist.all_to_all([1.0, 2.0], [1.5])
+
+
 def test_a_group_must_be_one():
     tfdist.init()
     with pytest.raises(TypeError, match=r"group= must be a tfdist\.Group, such as tfdist\.Group\(\[0, 1\]\); got 'x'"):

@@ -55,9 +55,9 @@ def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
 
     Args:
         value: tensor or nested structure of tensors, which are reduced together; of the same shapes and dtypes on
-            every process. `tf.IndexedSlices` may have different rows on each process, and can be summed and averaged:
-            the result holds the rows of all processes, in the order of their ranks. None (the gradient of an
-            unconnected variable) stays None.
+            every process. `tf.IndexedSlices` may have different rows on each process, and can be summed and, unless
+            they are of integers, averaged: the result holds the rows of all processes, in the order of their ranks.
+            None (the gradient of an unconnected variable) stays None.
         op: the reduction: ``"mean"`` (integers are rounded towards zero), ``"sum"``, ``"min"``, ``"max"``,
             ``"product"``, or `tfdist.Adasum` for dense floating-point tensors. A mean does not overflow if it is within
             the range of its dtype.
@@ -95,11 +95,16 @@ def _sparse(sums: Slices, slices: list[tf.IndexedSlices], op: str, group: Group 
         raise ValueError(
             f"op must be 'sum' or 'mean' for IndexedSlices; got {op!r}. Convert them with tf.convert_to_tensor first"
         )
+    if op == "mean" and any(given.dtype.is_integer for given in slices):
+        raise ValueError(
+            "a mean of IndexedSlices of integers would round each process's rows, not their mean; use op='sum', or "
+            "cast the values to a floating-point type"
+        )
     totals = sums.all_reduce(slices)
     if op == "sum":
         return totals
     count = _size(group)
-    return [map_values(lambda rows: _divided(rows, count), total) for total in totals]
+    return [map_values(lambda rows: rows / tf.cast(count, rows.dtype), total) for total in totals]
 
 
 def _dense(bridge: Bridge, tensors: list[tf.Tensor], op: str, group: Group | None) -> list[tf.Tensor]:
@@ -121,11 +126,6 @@ def _dense(bridge: Bridge, tensors: list[tf.Tensor], op: str, group: Group | Non
         return outputs, gradient
 
     return list(reduced(*tensors))
-
-
-def _divided(total: tf.Tensor, count: int) -> tf.Tensor:
-    divide = tf.truncatediv if total.dtype.is_integer else tf.divide
-    return divide(total, tf.cast(count, total.dtype))
 
 
 @_not_converted
@@ -276,7 +276,10 @@ def all_to_all(tensor: Any, splits: Any = None, group: Group | None = None) -> A
     exchange, count = context().among(group).exchange, _size(group)
     value = _tensor("all_to_all", tensor)
     if splits is not None:
-        return _exchanged(exchange, value, tf.cast(splits, tf.int64))
+        given = tf.convert_to_tensor(splits)
+        if not given.dtype.is_integer:
+            raise TypeError(f"all_to_all: splits must be whole numbers of rows; got {given.dtype.name}")
+        return _exchanged(exchange, value, tf.cast(given, tf.int64))
     if value.shape.rank and value.shape[0] is not None and value.shape[0] % count:
         raise ValueError(
             f"without splits, the number of rows must be divisible by the {count} processes; got {value.shape[0]}"
@@ -377,5 +380,5 @@ def _place(of_job: int, group: Group | None) -> int:
     """Returns the rank in a group that belongs to a rank in the job."""
     ranks = range(size()) if group is None else group.ranks
     if of_job not in ranks:
-        raise ValueError(f"the rank must be one of the ranks {list(ranks)}; got {of_job}")
+        raise ValueError(f"the rank must be one of the ranks {list(ranks)}; got {of_job!r}")
     return ranks.index(of_job)

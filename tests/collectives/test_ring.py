@@ -93,7 +93,7 @@ def test_results_are_finished_on_one_rank_each(size, length):
     for buffer in buffers:
         assert (buffer == expected).all()
     assert sum(Doubling.parts) == sum(Doubling.ended) == length
-    assert max(Doubling.parts, default=0) <= max(1 << 15, length if size == 1 else 0)
+    assert max(Doubling.parts, default=0) <= max(1 << 16, length if size == 1 else 0)
     assert len(Doubling.ended) == size
 
 

@@ -53,6 +53,11 @@ def test_backward_passes_per_step_accumulates_gradients():
     assert same.gradient_accumulation_steps == 2
 
 
+def test_part_of_a_backward_pass_raises():
+    with pytest.raises(ValueError, match=r"backward_passes_per_step must be a whole number of at least 1; got 1\.5"):
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=1.5)
+
+
 def test_conflicting_backward_passes_per_step_raises():
     with pytest.raises(ValueError, match="accumulates 3 gradients already"):
         tfdist.DistributedOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=3), backward_passes_per_step=2)

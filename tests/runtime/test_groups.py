@@ -20,6 +20,12 @@ def test_nonexistent_or_repeated_ranks_raise(ranks):
         Group(ranks)
 
 
+@pytest.mark.parametrize("ranks", [0, [0.5], ["0"]])
+def test_what_is_no_rank_raises(ranks):
+    with pytest.raises(TypeError, match=r"takes the ranks of its members, such as \[0, 1\]; got "):
+        Group(ranks)
+
+
 @pytest.fixture
 def rank_2_of_4(monkeypatch):
     monkeypatch.setattr(groups, "world", types.SimpleNamespace(current=lambda: types.SimpleNamespace(rank=2, size=4)))

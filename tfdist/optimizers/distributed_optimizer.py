@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from tfdist import whole_numbers
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.initialization import engine_group
 from tfdist.optimizers import keras_optimizers
@@ -84,8 +85,7 @@ def DistributedOptimizer(
     inner = innermost(optimizer)
     if keras_optimizers.gradients_of(inner) is not None:
         raise ValueError("the optimizer averages its gradients already: wrap it in DistributedOptimizer only once")
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step must be at least 1; got {backward_passes_per_step}")
+    whole_numbers.check("backward_passes_per_step", backward_passes_per_step)
     if backward_passes_per_step > 1:
         _accumulate(inner, backward_passes_per_step)
     gradients = GradientAverager(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 
 from tfdist.runtime import world
@@ -18,7 +19,10 @@ class Group:
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self.ranks = tuple(int(rank) for rank in ranks)
+        try:
+            self.ranks = tuple(operator.index(rank) for rank in ranks)
+        except TypeError:
+            raise TypeError(f"a group takes the ranks of its members, such as [0, 1]; got {ranks!r}") from None
         size = world.current().size
         if not self.ranks or len(set(self.ranks)) < len(self.ranks) or not all(0 <= r < size for r in self.ranks):
             raise ValueError(

@@ -15,9 +15,11 @@ def deserialized(config: dict[str, Any]) -> Any:
         config: the optimizer, serialized by `keras.saving.serialize_keras_object`.
 
     Raises:
-        ValueError: Keras does not know the optimizer, as some versions do not know `keras.optimizers.Lamb`.
+        ValueError: this is no optimizer.
+        TypeError: Keras does not know its class.
     """
-    optimizer = keras.optimizers.deserialize(copy.deepcopy(config))  # Keras changes the dictionary that it gets
+    # Keras changes the dictionary that it gets. `keras.optimizers.deserialize` does not know `Lamb` in some versions.
+    optimizer = keras.saving.deserialize_keras_object(copy.deepcopy(config))
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         name = config.get("class_name")
         raise ValueError(f"Keras cannot make the optimizer {name} from its description; register it as serializable")
