@@ -25,6 +25,13 @@ def test_errors_name_the_equivalent_in_tfdist(module, name, here):
         getattr(importlib.import_module(module), name)
 
 
+def test_errors_about_arguments_name_the_equivalent():
+    with pytest.raises(TypeError, match=r"all_reduce\(\) has no argument process_set=; its equivalent is group="):
+        tfdist.all_reduce(1.0, process_set=None)
+    with pytest.raises(TypeError, match=r"DistributedOptimizer\(\) has no argument gradient_predivide_factor="):
+        tfdist.DistributedOptimizer("sgd", gradient_predivide_factor=2.0)
+
+
 def test_other_names_have_no_hint():
     with pytest.raises(AttributeError, match=r"module 'tfdist' has no attribute 'nothing'$"):
         tfdist.nothing  # noqa: B018

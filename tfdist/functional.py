@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from tfdist import other_names
 from tfdist.strategies import require_tensorflow
 from tfdist.tensors import map_values
 
 require_tensorflow()
 
+import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
@@ -49,7 +51,11 @@ def _not_converted(function: _Function) -> _Function:
     return tf.autograph.experimental.do_not_convert(function)
 
 
+_as_in_horovod = other_names.hint_unknown_arguments(other_names.HOROVOD_ARGUMENTS)
+
+
 @_not_converted
+@_as_in_horovod
 def all_reduce(value: Any, op: str = "mean", group: Group | None = None) -> Any:
     """Combines values over the processes; every process gets the result.
 
@@ -129,6 +135,7 @@ def _dense(bridge: Bridge, tensors: list[tf.Tensor], op: str, group: Group | Non
 
 
 @_not_converted
+@_as_in_horovod
 def all_gather(tensor: Any, axis: int = 0, group: Group | None = None) -> tf.Tensor:
     """Concatenates a tensor over the processes, in the order of their ranks.
 
@@ -182,6 +189,7 @@ def _scattered(
 
 
 @_not_converted
+@_as_in_horovod
 def reduce_scatter(tensor: Any, op: str = "mean", group: Group | None = None) -> tf.Tensor:
     """Combines a tensor over the processes, and gives each process its share of the result's rows.
 
@@ -203,6 +211,7 @@ def reduce_scatter(tensor: Any, op: str = "mean", group: Group | None = None) ->
 
 
 @_not_converted
+@_as_in_horovod
 def broadcast(tensor: Any, root_rank: int = 0, group: Group | None = None) -> tf.Tensor:
     """Sends one process's tensor to every process.
 
@@ -256,11 +265,14 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, group: Gro
         root_rank: rank in the job of the process whose values are sent; it must be in the group.
         group: the processes that take part; all by default.
     """
+    if isinstance(variables, (tf.Variable, keras.Variable)):
+        raise TypeError("broadcast_variables takes a list of variables; got one: put it in a list")
     for variable in variables:
         variable.assign(broadcast(tf.convert_to_tensor(variable), root_rank, group))
 
 
 @_not_converted
+@_as_in_horovod
 def all_to_all(tensor: Any, splits: Any = None, group: Group | None = None) -> Any:
     """Sends some rows to every process, and receives some from every process.
 

@@ -74,7 +74,7 @@ def test_invalid_cuts_raise():
     check(["b"], 2)
     with pytest.raises(ValueError, match=r'must be "flops" or "memory", the cost to balance.*got \'time\''):
         check("time", 2)
-    with pytest.raises(ValueError, match=r"stages=3\): the cuts make 2 stages"):
+    with pytest.raises(ValueError, match=r"stages=3\): the cuts, .*, make 2 stages"):
         check(["b"], 3)
     with pytest.raises(TypeError, match="a list of the names of the layers"):
         check([1, 2], 3)

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tfdist import whole_numbers
+from tfdist import other_names, whole_numbers
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.initialization import engine_group
 from tfdist.optimizers import keras_optimizers
@@ -16,6 +16,7 @@ from tfdist.runtime.groups import Group
 from tfdist.strategies.keras.keras_optimizers import innermost
 
 
+@other_names.hint_unknown_arguments(other_names.HOROVOD_ARGUMENTS)
 def DistributedOptimizer(
     optimizer: keras.optimizers.Optimizer,
     compression: Choice | Schedule | Policy = None,

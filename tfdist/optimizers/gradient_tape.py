@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import other_names
 from tfdist.compression.policy import Choice, Policy, Schedule
 from tfdist.initialization import engine_group
 from tfdist.optimizers.gradients import GradientAverager, by_op
@@ -44,6 +45,7 @@ class DistributedGradientTape:
         TypeError: ``tape`` is not a `tf.GradientTape`.
     """
 
+    @other_names.hint_unknown_arguments(other_names.HOROVOD_ARGUMENTS)
     def __init__(
         self,
         tape: tf.GradientTape,

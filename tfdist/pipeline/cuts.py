@@ -54,7 +54,11 @@ def check(cuts: Any, stages: int) -> None:
             f"first begin with, or the result of tfdist.partition; got {cuts!r}"
         )
     if made != stages:
-        raise ValueError(f"PipelineStrategy(stages={stages}): the cuts make {made} stages; got {cuts!r}")
+        given = "those of tfdist.partition" if isinstance(cuts, Partition) else repr(cuts)
+        raise ValueError(
+            f"PipelineStrategy(stages={stages}): the cuts, {given}, make {made} stages; give both for one number of "
+            "stages"
+        )
 
 
 def ends_of(calls: ModelCalls, stages: int, cuts: Cuts) -> list[int]:

@@ -58,7 +58,8 @@ class PipelineCollectives:
         same = tf.reduce_all(tf.equal(rows, rows[:1]))
         message = (
             f"{OTHER_DATA}: their batches differ in size or contents. Each process must read the same data in the "
-            "same order: give dataset.shuffle and random augmentation a seed. Sizes and digests by worker:"
+            "same order: give dataset.shuffle and random augmentation a seed. Number of elements and digest of the "
+            "batch, by worker:"
         )
         with tf.device(HOST):  # GPUs have no strings
             checked = tf.debugging.Assert(same, [message, rows], summarize=-1)  # None, if it has run already

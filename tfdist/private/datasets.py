@@ -103,16 +103,28 @@ def reads_files(dataset: Any) -> bool:
     return any(map(_reads_records, parts_of(dataset)))
 
 
-def can_be_sharded(dataset: Any) -> bool:
+def can_be_sharded(dataset: Any, shards: int) -> bool:
     """Returns whether a dataset that reads files has, for shards of them, shards of its elements.
 
-    It has not where something is taken from all records, such as the first ones, or where they are joined with others.
+    It has not where something is taken from all records, such as the first ones, where they are joined with others, or
+    where there are fewer files than shards, as far as their number is known.
     """
     for part in parts_of(dataset):
+        if 0 <= _number_of_files(part) < shards:
+            return False
         of_files = [reads_files(source) for source in part._inputs()]
         if any(of_files) and (type(part).__name__ in _OF_ALL_RECORDS or not all(of_files)):
             return False
     return True
+
+
+def _number_of_files(part: Any) -> int:
+    """Returns how many files a part of a dataset reads; negative if it reads none, or if that is not known."""
+    if not _reads_records(part):
+        return _UNKNOWN
+    names = getattr(part, "_filenames", None)
+    sources = [names] if isinstance(names, tf.data.Dataset) else part._inputs()
+    return min((int(source.cardinality()) for source in sources), default=_UNKNOWN)
 
 
 def _reads_records(part: Any) -> bool:

@@ -71,12 +71,33 @@ def test_shards_of_files_are_shards_of_what_is_read_from_each_record(tmp_path):
         tf.data.Dataset.sample_from_datasets([lines, lines], weights=[0.5, 0.5]).filter(lambda line: True),
     )
     for dataset in sharded:
-        assert private_datasets.can_be_sharded(dataset)
-        assert not datasets.is_cut_by_samples(dataset)
+        assert private_datasets.can_be_sharded(dataset, 1)
+        assert not datasets.is_cut_by_samples(dataset, 1)
     for dataset in of_all:
         assert private_datasets.reads_files(dataset)
-        assert not private_datasets.can_be_sharded(dataset)
-        assert datasets.is_cut_by_samples(dataset)
+        assert not private_datasets.can_be_sharded(dataset, 1)
+        assert datasets.is_cut_by_samples(dataset, 1)
+
+
+def test_fewer_files_than_processes_are_read_by_all(tmp_path):
+    names = [str(tmp_path / name) for name in "ab"]
+    for name in names:
+        (tmp_path / name).write_text("1\n2")
+    files = tf.data.Dataset.from_tensor_slices(names)
+    for dataset in (
+        tf.data.TextLineDataset(names),
+        tf.data.TextLineDataset(files),
+        tf.data.TFRecordDataset(names).batch(2),
+        files.interleave(tf.data.TextLineDataset),
+        tf.data.Dataset.list_files(names).flat_map(tf.data.TFRecordDataset),
+    ):
+        assert private_datasets.can_be_sharded(dataset, 2)
+        assert not private_datasets.can_be_sharded(dataset, 3)
+    for dataset in (
+        files.repeat().interleave(tf.data.TextLineDataset),
+        files.filter(lambda name: True).flat_map(tf.data.TextLineDataset),
+    ):
+        assert private_datasets.can_be_sharded(dataset, 3), "nobody knows the number of files"
 
 
 def test_a_shard_of_a_shard_is_warned_of(caplog):

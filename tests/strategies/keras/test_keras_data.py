@@ -189,7 +189,16 @@ def files_of_different_lengths(strategy, folder):
     return numbers.map(lambda x: (x, x)).batch(6).apply(tf.data.experimental.assert_cardinality(3))
 
 
-@pytest.mark.parametrize("make", [own_rows, files_of_different_lengths])
+def one_file(strategy, folder):
+    """Processes have parts of its batches."""
+    if strategy.rank == 0:
+        (folder / "a").write_text("\n".join(map(str, range(18))))
+    strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0)))  # it is there
+    numbers = tf.data.TextLineDataset(str(folder / "a")).map(lambda line: tf.strings.to_number(line)[None])
+    return numbers.map(lambda x: (x, x)).batch(6)
+
+
+@pytest.mark.parametrize("make", [own_rows, files_of_different_lengths, one_file])
 def test_every_sample_of_shards_counts(ranks, make, tmp_path):
     def work(strategy):
         with strategy.scope():

@@ -179,8 +179,9 @@ class Connection:
                 return answer, values
         raise PeerLostError(
             f"{self._name} at {self._address} has not answered for {timeout:g} s: its process has ended, the link to "
-            "it is cut, or it has another secret (TFDIST_SECRET). Start the job again. With "
-            "Servers(snapshots=…) it goes on from its last snapshot, with Servers(copies=1) it survives a lost server."
+            "it is cut, or it has another secret (TFDIST_SECRET). Start the job again: with Servers(snapshots=…) it "
+            "goes on from its last snapshot, with Servers(copies=1) it survives a lost server. Raise "
+            "TFDIST_HEARTBEAT_TIMEOUT if a server that is started again needs longer."
         )
 
     def _await_news(self) -> None:

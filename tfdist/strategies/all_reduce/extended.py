@@ -258,7 +258,7 @@ class AllReduceExtended(private.MirroredExtended, DataParallel):
             datasets.warn_of_own_shards(dataset, self.group.size, self.group.rank)
             if self._reads_in_order:
                 datasets.warn_of_own_samples(dataset)
-        if self.has_several_replicas and (self._reads_in_order or datasets.is_cut_by_samples(dataset)):
+        if self.has_several_replicas and (self._reads_in_order or datasets.is_cut_by_samples(dataset, self.group.size)):
             return datasets.SharedDataset(dataset, self, self._reads_for_keras)
         workers = self._input_workers_with_options(options)
         return private_datasets.distributed_dataset(

@@ -19,17 +19,18 @@ from tfdist.tensors import HOST
 log = logging.getLogger("tfdist")
 
 
-def is_cut_by_samples(dataset: tf.data.Dataset) -> bool:
+def is_cut_by_samples(dataset: tf.data.Dataset, processes: int) -> bool:
     """Returns whether every process reads the whole dataset and takes its share of each batch.
 
     Otherwise `tf.data` shards the dataset by files, or every process is assumed to provide its own samples.
 
     Args:
         dataset: a dataset whose options have the user's `tf.data.experimental.AutoShardPolicy`.
+        processes: number of processes.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     policies = tf.data.experimental.AutoShardPolicy
-    is_of_shards = private_datasets.reads_files(dataset) and private_datasets.can_be_sharded(dataset)
+    is_of_shards = private_datasets.reads_files(dataset) and private_datasets.can_be_sharded(dataset, processes)
     return policy == policies.DATA or (policy == policies.AUTO and not is_of_shards)
 
 

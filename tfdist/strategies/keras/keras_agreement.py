@@ -89,7 +89,7 @@ def agree(model: Any, extended: DataParallel, method: str, given: dict[str, Any]
     exchange = extended.all_processes
     if len(exchange.members) == 1 or extended.is_local_only:
         return
-    facts = _facts(model, method, given)
+    facts = _facts(model, method, given, len(exchange.members))
     differing = exchange.compare(f"the arguments of {method}", facts)
     if not differing:
         return
@@ -101,10 +101,10 @@ def agree(model: Any, extended: DataParallel, method: str, given: dict[str, Any]
     )
 
 
-def _facts(model: Any, method: str, given: dict[str, Any]) -> dict[str, str]:
+def _facts(model: Any, method: str, given: dict[str, Any], processes: int) -> dict[str, str]:
     """Returns, by name and as text, the facts that must be the same on all processes."""
     x, batch_size = given["x"], given["batch_size"]
-    facts = {"x": _described(x, in_order=method == "predict")}
+    facts = {"x": _described(x, processes, in_order=method == "predict")}
     if first_array(x) is not None:
         batch_size = batch_size or 32  # Keras's default
     facts["batch_size"] = str(batch_size)
@@ -120,7 +120,7 @@ def _facts(model: Any, method: str, given: dict[str, Any]) -> dict[str, str]:
         facts.update({name: str(given[name]) for name in names})
         facts["initial_epoch"] = "from the backup" if has_backup else str(given["initial_epoch"])
         data = given["validation_data"]
-        facts["validation_data"] = _described(data[0] if isinstance(data, (tuple, list)) else data)
+        facts["validation_data"] = _described(data[0] if isinstance(data, (tuple, list)) else data, processes)
     else:
         facts["steps"] = str(given["steps"])
     facts["steps_per_execution"] = str(getattr(model, "steps_per_execution", None))
@@ -142,17 +142,18 @@ def first_array(data: Any) -> Any:
     return first if array_slicing.can_slice_array(first) else None
 
 
-def _described(data: Any, in_order: bool = False) -> str:
+def _described(data: Any, processes: int, in_order: bool = False) -> str:
     """Describes the kind of data, and the number of rows or batches, if it is known and must be the same.
 
     Args:
         data: the argument ``x`` of `fit`, or such data for validation.
+        processes: number of processes.
         in_order: whether all processes read the same batches, also where TensorFlow would divide files among them.
     """
     if data is None:
         return "None"
     if isinstance(data, tf.data.Dataset):
-        if not in_order and not datasets.is_cut_by_samples(data):
+        if not in_order and not datasets.is_cut_by_samples(data, processes):
             return "a tf.data.Dataset of which each process reads a part"
         return f"a tf.data.Dataset of {_number(int(data.cardinality()))} batches"
     if isinstance(data, datasets.SharedDataset):

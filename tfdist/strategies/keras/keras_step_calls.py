@@ -53,7 +53,8 @@ class StepCollectives(keras_hooks.ModelHooks[DataParallel]):
         if len(extended.all_processes.members) > 1:
             needs = extended.all_processes.all_gather(tf.constant([needs])).numpy().any(axis=0)
         ends, begins, reads = map(bool, needs)
-        may_differ = any(map(_may_have_other_samples, (given["x"], given.get("validation_data"))))
+        data = given["x"], given.get("validation_data")
+        may_differ = any(_may_have_other_samples(part, len(extended.all_processes.members)) for part in data)
         compares = extended.synchronizes_steps and may_differ and not ends
         calls = StepCalls(counts_batches=ends, compares_samples=compares, merges_logs=reads)
         return self._calling(calls, compares_begins=begins and not ends)
@@ -105,25 +106,25 @@ def calls_of(extended: DataParallel, data: Any) -> StepCalls:
         return StepCalls()
     if extended.is_local_only:
         return StepCalls(counts_batches=False, merges_logs=False)
-    agreed = extended.step_calls
-    if agreed.counts_batches or not _has_known_batches(data):
+    agreed, processes = extended.step_calls, len(extended.all_processes.members)
+    if agreed.counts_batches or not _has_known_batches(data, processes):
         return StepCalls(merges_logs=agreed.merges_logs)
-    return StepCalls(
-        counts_batches=False, compares_samples=_may_have_other_samples(data), merges_logs=agreed.merges_logs
-    )
+    compares = _may_have_other_samples(data, processes)
+    return StepCalls(counts_batches=False, compares_samples=compares, merges_logs=agreed.merges_logs)
 
 
-def _may_have_other_samples(data: Any) -> bool:
+def _may_have_other_samples(data: Any, processes: int) -> bool:
     """Returns whether processes with the same number of batches may have different numbers of samples in them."""
-    return first_array(data) is None and _has_known_batches(data)
+    return first_array(data) is None and _has_known_batches(data, processes)
 
 
-def _has_known_batches(data: Any) -> bool:
+def _has_known_batches(data: Any, processes: int) -> bool:
     """Returns whether all processes have the same number of batches, once they have agreed on data."""
     if isinstance(data, datasets.SharedDataset):
         data = data.dataset
     if isinstance(data, tf.data.Dataset):
-        return datasets.is_cut_by_samples(data) and int(data.cardinality()) != tf.data.UNKNOWN_CARDINALITY
+        has_length = int(data.cardinality()) != tf.data.UNKNOWN_CARDINALITY
+        return has_length and datasets.is_cut_by_samples(data, processes)
     if isinstance(data, keras.utils.PyDataset):
         return data.num_batches is not None
     return first_array(data) is not None
