@@ -175,6 +175,8 @@ def test_what_cannot_run_without_a_rank_is_refused_once_it_has_joined(engines):
             return None
         while not engine.control.joined:
             assert not joined.wait(0.001)
+        with pytest.raises(PeerLostError, match=r"rank 0 calls a first one .*, but rank 1 has called join\(\)"):
+            engine.run("a first one", broadcast(np.ones(1)), members=(0, 1))
         with pytest.raises(PeerLostError, match=r"rank 0 calls broadcast .*, but rank 1 has called join\(\)") as error:
             send_from_rank_zero(engine)
         engine.fail(error.value)
@@ -190,7 +192,7 @@ class EndsAtOnce(Connection):
         self.listener = listener
 
     def send(self, message):
-        self.listener.all_joined(1, {4: 2, 5: 1, 6: 3})
+        self.listener.all_joined(1, {4: 2, 5: 1, 6: 3, -1: 9})
 
 
 def test_calls_that_a_rank_missed_when_it_joined_are_noticed_at_the_end():
@@ -199,6 +201,7 @@ def test_calls_that_a_rank_missed_when_it_joined_are_noticed_at_the_end():
     for key, number in (("broadcast", 4), ("sum", 5)):
         engine.numbers.take((None, key), number)
         engine.numbers.begin((None, key))
+    engine.numbers.take(((0,), "of its own"), -1)
     with pytest.raises(PeerLostError, match=r"rank 0 has called join\(\), and others have called broadcast since"):
         engine.join()
     engine.numbers.begin((None, "broadcast"))

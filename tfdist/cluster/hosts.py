@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-_LOCAL_NAMES = ("localhost", "ip6-localhost", "localhost4", "localhost6")
+_LOCAL_NAMES = ("localhost", "ip6-localhost", "ip6-loopback", "localhost4", "localhost6")
 
 
 def host_id() -> str:

@@ -70,7 +70,7 @@ class JoinCoordinator:
     def _compare_calls(self) -> None:
         calls = self._engine.numbers.counts()
         for number, count in self._counts.items():
-            if calls.get(number, count) < count:
+            if number >= 0 and calls.get(number, count) < count:  # others are numbers of each rank's own
                 raise PeerLostError(
                     f"rank {self._engine.rank} has called join(), and others have called "
                     f"{self._engine.numbers.name_of(number)} since. {RUN_WITHOUT_A_RANK}"
@@ -91,7 +91,8 @@ class JoinCoordinator:
             return
         number = engine.numbers.of((pending.members, pending.key))
         for rank, counts in dict(control.joined).items():
-            if number is not None and rank in members and counts.get(number, 0) <= pending.call:
+            is_missing = number is None or counts.get(number, 0) <= pending.call
+            if rank in members and is_missing:
                 raise PeerLostError(
                     f"rank {engine.rank} calls {pending.name}, but rank {rank} has called join(). {RUN_WITHOUT_A_RANK}"
                 )

@@ -91,37 +91,33 @@ _FILE_READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset
 
 
 _OF_ALL_RECORDS = (
-    "CacheDataset", "_ConcatenateDataset", "_ScanDataset", "_SkipDataset", "_SnapshotDataset", "_TakeDataset",
-    "_TakeWhileDataset", "_UniqueDataset", "_WindowDataset", "_ZipDataset",
+    "CacheDataset", "_ConcatenateDataset", "_ScanDataset", "_ShardDataset", "_SkipDataset", "_SnapshotDataset",
+    "_TakeDataset", "_TakeWhileDataset", "_UniqueDataset", "_WindowDataset", "_ZipDataset",
 )  # fmt: skip
 """Datasets that yield other elements from a shard of their input than they do from all of it, or keep what they read
 of a shard for who reads all."""
 
 
-def reads_files(dataset: Any) -> bool:
-    """Returns whether a dataset reads records from files, so that `tf.data` would shard it by files."""
-    return any(map(_reads_records, parts_of(dataset)))
-
-
 def can_be_sharded(dataset: Any, shards: int) -> bool:
-    """Returns whether a dataset that reads files has, for shards of them, shards of its elements.
+    """Returns whether a dataset reads records from files, and has, for shards of them, shards of its elements.
 
     It has not where something is taken from all records, such as the first ones, where they are joined with others, or
     where there are fewer files than shards, as far as their number is known.
     """
-    for part in parts_of(dataset):
-        if 0 <= _number_of_files(part) < shards:
+    parts = list(parts_of(dataset))
+    reads: dict[int, bool] = {}
+    for part in reversed(parts):  # inputs come before what reads them
+        of_inputs = [reads[id(source)] for source in part._inputs()]
+        is_reader = _reads_records(part)
+        reads[id(part)] = is_reader or any(of_inputs)
+        takes_all = type(part).__name__ in _OF_ALL_RECORDS or not all(of_inputs)
+        if (any(of_inputs) and takes_all) or (is_reader and 0 <= _number_of_files(part) < shards):
             return False
-        of_files = [reads_files(source) for source in part._inputs()]
-        if any(of_files) and (type(part).__name__ in _OF_ALL_RECORDS or not all(of_files)):
-            return False
-    return True
+    return reads[id(dataset)]
 
 
 def _number_of_files(part: Any) -> int:
-    """Returns how many files a part of a dataset reads; negative if it reads none, or if that is not known."""
-    if not _reads_records(part):
-        return _UNKNOWN
+    """Returns how many files a part of a dataset reads; negative if that is not known."""
     names = getattr(part, "_filenames", None)
     sources = [names] if isinstance(names, tf.data.Dataset) else part._inputs()
     return min((int(source.cardinality()) for source in sources), default=_UNKNOWN)

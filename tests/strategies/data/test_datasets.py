@@ -42,14 +42,14 @@ def test_batch_with_rows_stays_unchanged():
     assert share.data is batch
 
 
-def test_reads_files_detects_file_datasets_inside_functions(tmp_path):
+def test_files_that_are_read_inside_functions_are_found(tmp_path):
     (tmp_path / "a.txt").write_text("1\n2")
     name = str(tmp_path / "a.txt")
-    assert private_datasets.reads_files(tf.data.TextLineDataset([name]).batch(2).prefetch(1))
+    assert private_datasets.can_be_sharded(tf.data.TextLineDataset([name]).batch(2).prefetch(1), 1)
     names = tf.data.Dataset.from_tensor_slices([name])
-    assert private_datasets.reads_files(names.interleave(tf.data.TextLineDataset).map(tf.strings.length).batch(2))
-    assert not private_datasets.reads_files(names.map(tf.io.read_file).batch(1))
-    assert not private_datasets.reads_files(tf.data.Dataset.range(4).batch(2))
+    assert private_datasets.can_be_sharded(names.interleave(tf.data.TextLineDataset).map(tf.strings.length).batch(2), 1)
+    assert not private_datasets.can_be_sharded(names.map(tf.io.read_file).batch(1), 1)
+    assert not private_datasets.can_be_sharded(tf.data.Dataset.range(4).batch(2), 1)
 
 
 def test_shards_of_files_are_shards_of_what_is_read_from_each_record(tmp_path):
@@ -63,6 +63,7 @@ def test_shards_of_files_are_shards_of_what_is_read_from_each_record(tmp_path):
     of_all = (
         lines.take(1),
         lines.skip(1).batch(2),
+        lines.shard(10, 0).batch(2),
         lines.cache().batch(2),
         lines.enumerate(),
         lines.concatenate(memory),
@@ -74,7 +75,6 @@ def test_shards_of_files_are_shards_of_what_is_read_from_each_record(tmp_path):
         assert private_datasets.can_be_sharded(dataset, 1)
         assert not datasets.is_cut_by_samples(dataset, 1)
     for dataset in of_all:
-        assert private_datasets.reads_files(dataset)
         assert not private_datasets.can_be_sharded(dataset, 1)
         assert datasets.is_cut_by_samples(dataset, 1)
 

@@ -54,8 +54,9 @@ def test_moments_outside_replicas_equal_keras(ranks):
         np.testing.assert_allclose(variance, ROWS.var((0, 1)), rtol=1e-4)
 
 
-def test_moments_of_masked_rows_equal_those_of_one_process(ranks):
-    layer, mask = keras.layers.BatchNormalization(synchronized=True), ROWS[..., 0] > 2
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_moments_of_masked_rows_equal_those_of_one_process(ranks, axis):
+    layer, mask = keras.layers.BatchNormalization(axis, synchronized=True), ROWS[..., 0] > 2
     layer.build(ROWS.shape)
     expected = layer._moments(tf.constant(ROWS), tf.constant(mask))
 
@@ -85,3 +86,16 @@ def test_a_variance_beside_a_large_mean_is_exact(ranks, is_masked):
     for mean, variance in on_ranks(ranks(2), work):
         np.testing.assert_allclose(mean, rows.mean((0, 1), dtype=np.float64), rtol=1e-6)
         np.testing.assert_allclose(variance, rows.var((0, 1), dtype=np.float64), rtol=1e-3)
+
+
+def test_a_replica_without_samples_adds_nothing(ranks):
+    """As in a loop, whose last batch has fewer rows than there are replicas."""
+
+    def work(strategy):
+        rows = tf.constant(ROWS[: 4 * (strategy.rank == 0)])
+        moments = tf.function(lambda: tf_nn._compute_moments_sync(rows, [0, 1], False))
+        return [part.numpy() for part in in_step(strategy, len(rows), 4, moments)]
+
+    for mean, variance in on_ranks(ranks(2), work):
+        np.testing.assert_allclose(mean, ROWS[:4].mean((0, 1)), rtol=1e-5)
+        np.testing.assert_allclose(variance, ROWS[:4].var((0, 1)), rtol=1e-5)

@@ -518,3 +518,27 @@ def test_reading_after_fit_leaves_the_training_of_others():
         np.testing.assert_equal(values(made), averages)
         worker.update([None] * len(SHAPES), worker_variables)
         np.testing.assert_equal(values(worker_variables), averages)
+
+
+@pytest.mark.parametrize("name", ["newest", "newest_state"])
+def test_what_the_chief_assigns_after_fit_is_what_it_reads(name):
+    """Also where another worker's update comes at once."""
+    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    with linked(optimizer) as (link, made):
+        chief = link()
+        worker_variables, other = variables(), keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+        other.build(worker_variables)
+        worker = link(1, worker_variables, other)
+        chief.update(gradients(1), made)
+        chief.finalize()
+        worker.update(gradients(2), worker_variables)
+        for variable in made:
+            variable.assign(tf.fill(variable.shape, 7.0))
+            chief.assigned(variable)
+        with getattr(chief, name)():
+            pass
+        worker.update(gradients(3), worker_variables)
+        with getattr(chief, name)():
+            read = values(made)
+        worker.refresh()
+        np.testing.assert_equal(values(worker_variables), read)

@@ -30,8 +30,8 @@ def is_cut_by_samples(dataset: tf.data.Dataset, processes: int) -> bool:
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     policies = tf.data.experimental.AutoShardPolicy
-    is_of_shards = private_datasets.reads_files(dataset) and private_datasets.can_be_sharded(dataset, processes)
-    return policy == policies.DATA or (policy == policies.AUTO and not is_of_shards)
+    is_auto = policy == policies.AUTO
+    return policy == policies.DATA or (is_auto and not private_datasets.can_be_sharded(dataset, processes))
 
 
 _strategies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

@@ -30,9 +30,11 @@ def _in_one_sum(original: Callable[..., Any]) -> Callable[..., Any]:
         replica = tf.distribute.get_replica_context()
         if replica is None or current_strategy.current(DataParallel) is None:
             return original(x, axes, keepdims)
-        mean, variance = tf.nn.moments(x, axes, keepdims=True)
-        count = tf.fill(tf.shape(mean), tf.cast(tf.size(x) / tf.size(mean), x.dtype))
-        mean, variance = _of_all(replica, mean, variance * count, count)
+        total = tf.reduce_sum(x, axes, keepdims=True)
+        count = tf.size(x) // tf.size(total)
+        mean = tf.math.divide_no_nan(total, tf.cast(count, x.dtype))
+        squares = tf.reduce_sum(tf.math.squared_difference(x, tf.stop_gradient(mean)), axes, keepdims=True)
+        mean, variance = _of_all(replica, mean, squares, count)
         return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
     return _compute_moments_sync
@@ -46,13 +48,13 @@ def _of_masked_rows(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, inputs, mask)
         dimensions = inputs.shape.rank
         axes = [axis for axis in range(dimensions) if axis != self.axis % dimensions]
-        is_there = tf.cast(mask, tf.bool)[..., tf.newaxis]
-        count = tf.reduce_sum(tf.cast(tf.broadcast_to(is_there, tf.shape(inputs)), inputs.dtype), axes)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(tf.where(is_there, inputs, 0), axes), count)
-        deviations = tf.where(is_there, inputs - mean, 0)
-        return _of_all(
-            replica, mean, tf.reduce_sum(tf.square(deviations), axes), count, keras.config.epsilon()
-        )  # Keras divides by the number and its epsilon
+        is_there = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+        count = tf.reduce_sum(tf.cast(is_there, inputs.dtype), axes, keepdims=True)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(tf.where(is_there, inputs, 0), axes, keepdims=True), count)
+        deviations = tf.where(is_there, inputs - tf.stop_gradient(mean), 0)
+        squares = tf.reduce_sum(tf.square(deviations), axes, keepdims=True)
+        moments = _of_all(replica, mean, squares, count, keras.config.epsilon())  # as Keras adds it to their number
+        return tuple(tf.squeeze(moment, axes) for moment in moments)
 
     return _moments
 
@@ -68,17 +70,17 @@ def _of_all(
     Args:
         replica: the caller's `tf.distribute.ReplicaContext`.
         mean: the mean of this replica's samples.
-        squares: the sum of their squared deviations from it.
-        count: their number, in the same shape.
+        squares: the sum of their squared deviations from it, whose derivative by the mean is zero.
+        count: their number; a scalar, or one number for each mean.
         epsilon: is added to the number of all replicas' samples.
     """
     own, own_squares, own_count = (tf.cast(value, tf.float64) for value in (mean, squares, count))
     parts = [own_count * own, own_squares + own_count * tf.square(own), own_count]
     total, of_squares, number = _summed(replica, parts)
-    divisor = number + epsilon
+    divisor = number + epsilon if epsilon else number
     of_all = tf.math.divide_no_nan(total, divisor)
-    deviations = of_squares - 2 * of_all * total + number * tf.square(of_all)
-    variance = tf.maximum(tf.math.divide_no_nan(deviations, divisor), 0.0)
+    rest = tf.square(of_all) * (1 + epsilon / divisor) if epsilon else tf.square(of_all)
+    variance = tf.maximum(tf.math.divide_no_nan(of_squares, divisor) - rest, 0.0)
     return tf.cast(of_all, mean.dtype), tf.cast(variance, mean.dtype)
 
 

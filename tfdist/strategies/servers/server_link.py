@@ -200,8 +200,6 @@ class Link:
         First, the chief gives servers what its program has assigned in the meantime, and averages, if `fit` has ended
         with them since the last step.
         """
-        if self._has_finals():
-            self._take_final()
         with self._lock, self._reading():
             self._assign(self._session.pull())
 
@@ -348,11 +346,15 @@ class Link:
             warn_once(_STAYS, self._optimizer.name)
 
     def _put_assigned(self) -> None:
-        """Gives the servers what the chief's program has assigned, by `load_weights`, `set_weights` or a callback."""
+        """Gives the servers what the chief's program has assigned, by `load_weights`, `set_weights` or a callback.
+
+        Of the averages that `fit` has ended with, it gives those that there are now.
+        """
         self._is_assigned = False
         if not self._is_chief:
             return
-        arrays = [array_of(variable) for variable in self._variables]
+        arrays = self._session.final() if self._has_finals() else [array_of(variable) for variable in self._variables]
+        self._finals = None
         if any(array.tobytes() != other.tobytes() for array, other in zip(arrays, self._read(), strict=True)):
             self._session.put(arrays)
 
