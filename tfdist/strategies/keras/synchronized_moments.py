@@ -75,8 +75,8 @@ def _of_all(
         epsilon: is added to the number of all replicas' samples.
     """
     own, own_squares, own_count = (tf.cast(value, tf.float64) for value in (mean, squares, count))
-    parts = [own_count * own, own_squares + own_count * tf.square(own), own_count]
-    total, of_squares, number = _summed(replica, parts)
+    numbers = tf.broadcast_to(own_count, tf.shape(own))  # of the other parts' shape, so that all are in one collective
+    total, of_squares, number = _summed(replica, [numbers * own, own_squares + numbers * tf.square(own), numbers])
     divisor = number + epsilon if epsilon else number
     of_all = tf.math.divide_no_nan(total, divisor)
     rest = tf.square(of_all) * (1 + epsilon / divisor) if epsilon else tf.square(of_all)
