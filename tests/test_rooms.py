@@ -9,8 +9,9 @@ import tfdist
 
 ROOT = Path(tfdist.__file__).parent
 ORDER = (
-    ("_version", "errors", "notices", "other_names", "sharding", "tensors", "thread_values", "whole_numbers"),
+    ("_version", "errors", "notices", "other_names", "sharding", "thread_values", "whole_numbers"),
     ("private",),
+    ("tensors",),
     ("comm",),
     ("collectives",),
     ("compression",),

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.tensors import map_values, to_tensor, unnumbered
+from tfdist.tensors import map_values, to_array, to_tensor, unnumbered
 
 
 def test_function_of_rows_leaves_them_at_their_indices():
@@ -21,6 +21,18 @@ def test_arrays_become_tensors(dtype, writeable):
     array[::3] = 1
     array.flags.writeable = writeable
     np.testing.assert_array_equal(to_tensor(array).numpy(), array)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 2)])
+def test_tensors_become_arrays_and_tensors_again(dtype, shape):
+    tensor = tf.cast(tf.ones(shape), dtype)
+    array = to_array(tensor)
+    assert isinstance(array, np.ndarray)
+    assert (array.dtype, array.shape) == (tensor.dtype.as_numpy_dtype, shape)
+    again = to_tensor(array)
+    assert (again.dtype, again.shape) == (tensor.dtype, shape)
+    np.testing.assert_array_equal(to_array(again), array)
 
 
 @pytest.mark.parametrize(

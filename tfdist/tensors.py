@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.private.tensorflow import tensor_of
+
 _DLPACK_KINDS = "fiuc"
 
 HOST = "/device:CPU:0"
@@ -29,9 +31,10 @@ def map_values(function: Callable[[tf.Tensor], tf.Tensor], value: Any) -> Any:
 
 def to_array(tensor: tf.Tensor) -> np.ndarray:
     """Converts an eager tensor to an array, which shares its memory if possible."""
-    if tensor.shape.rank == 0:  # TensorFlow makes a NumPy scalar of a bfloat16 scalar, which is no array to NumPy 2
+    try:
+        return np.asarray(tensor)
+    except ValueError:  # TensorFlow makes a NumPy scalar of a bfloat16 scalar, which is no array to NumPy 2
         return np.asarray(tensor.numpy())
-    return np.asarray(tensor)
 
 
 def to_tensor(array: np.ndarray) -> tf.Tensor:
@@ -39,13 +42,13 @@ def to_tensor(array: np.ndarray) -> tf.Tensor:
     if array.dtype == object:
         return tf.convert_to_tensor(array, tf.string)
     if array.size == 0 or array.ctypes.data % 64 or not array.flags.writeable:  # not supported by DLPack
-        return tf.convert_to_tensor(array)
+        return tensor_of(array)
     if array.dtype.kind in _DLPACK_KINDS and array.dtype.isbuiltin == 1:
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     if array.dtype.itemsize == 2 and array.dtype.kind != "b":
         bits = tf.experimental.dlpack.from_dlpack(array.view(np.uint16).__dlpack__())
         return tf.bitcast(bits, tf.as_dtype(array.dtype))
-    return tf.convert_to_tensor(array)
+    return tensor_of(array)
 
 
 def unnumbered(name: str) -> str:

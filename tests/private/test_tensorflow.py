@@ -1,3 +1,5 @@
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -105,3 +107,30 @@ def test_container_of_copy_is_its_distributed_variable(mirrored):
     (copy,) = private.copies(variable)
     assert any(private.container_of(part) is variable for part in (copy, copy.handle))
     assert private.container_of(tf.Variable(1.0)) is None
+
+
+@pytest.mark.parametrize("elements", [0, 3, 1 << 16])
+def test_tensor_of_an_array_is_a_copy(elements):
+    array = np.arange(2 * elements, dtype=np.float32)[::2]
+    with tf.device("CPU:1"):
+        tensor = private.tensor_of(array)
+    assert tensor.device.endswith("CPU:0")
+    expected = array.copy()
+    array[:] = -1
+    np.testing.assert_array_equal(tensor, expected)
+
+
+def test_call_of_a_graph_keeps_it_and_updates_what_it_captures():
+    variable = tf.Variable([1.0, 2.0])
+
+    def update(gradient):
+        variable.assign_sub(gradient)
+        return [variable.read_value(), tf.reduce_sum(gradient)]
+
+    called = private.call_of(tf.function(update).get_concrete_function(tf.TensorSpec((2,))))
+    gc.collect()
+    value, total = called([tf.constant([0.5, 1.0])])
+    np.testing.assert_array_equal(value, [0.5, 1.0])
+    assert total == 1.5
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        called([tf.constant([1, 2])])

@@ -26,10 +26,10 @@ from tfdist.cluster.messages import RankStatus, WaitingForCall
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.schedule import Plan
 from tfdist.comm.communicator import Communicator
+from tfdist.comm.idling import Contention, Idling
 from tfdist.engine import operations
 from tfdist.engine.beside import Beside
 from tfdist.engine.call_numbers import CallNumbers
-from tfdist.engine.idling import Contention, Idling
 from tfdist.engine.joining import JoinCoordinator
 from tfdist.engine.operations import Operation
 from tfdist.engine.patience import WaitMonitor

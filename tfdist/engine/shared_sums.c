@@ -186,7 +186,7 @@ void tfdist_totals(int64_t number, int64_t totals[4]) {
   totals[3] = channel->bytes;
 }
 
-/* Waits, as tfdist/engine/idling.py does: it polls for some time, and then sleeps between polls. It does not poll for
+/* Waits, as tfdist/comm/idling.py does: it polls for some time, and then sleeps between polls. It does not poll for
    long where threads compete for cores, which it sees by time in which it did not run. */
 
 static const double SPIN = 2e-3, LOST = 3e-4, CONTENDED = 0.2, ASK = 0.05;

@@ -57,6 +57,7 @@ class Layout:
             self.spans[place] = Span(self.dtypes.index(dtype), lengths[dtype], lengths[dtype] + size)
             lengths[dtype] += size
         self.lengths = tuple(lengths.values())
+        self._forms = [(dtype, (length,)) for dtype, length in lengths.items()]
 
     def check(self, vectors: Sequence[np.ndarray]) -> None:
         """Checks that vectors fit this layout.
@@ -65,9 +66,8 @@ class Layout:
             ValueError: a vector has another dtype or length, or their number differs.
         """
         actual = [(vector.dtype, vector.shape) for vector in vectors]
-        expected = [(dtype, (length,)) for dtype, length in zip(self.dtypes, self.lengths, strict=True)]
-        if actual != expected:
-            raise ValueError(f"vectors {_named(actual)}; expected {_named(expected)}")
+        if actual != self._forms:
+            raise ValueError(f"vectors {_named(actual)}; expected {_named(self._forms)}")
 
     def array(self, place: int, vectors: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the array of one variable: a view of its vector.

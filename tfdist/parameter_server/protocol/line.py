@@ -26,6 +26,9 @@ MAX_ENCRYPTED = 1 << 16
 
 _PART = MAX_ENCRYPTED - OVERHEAD_BYTES
 
+_MORE, _LAST = int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.DONTWAIT)
+"""Flags of the frames of a message before its last one, and of the last one."""
+
 _COPIED_BYTES = 1 << 18
 """Frames with fewer bytes are copied: that costs less than ZeroMQ's callback, which frees memory after it is sent."""
 
@@ -51,7 +54,6 @@ class Line:
         # At a high-water mark a ROUTER would drop answers silently.
         for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, limit), (zmq.SNDHWM, 0), *options):
             self.socket.setsockopt(option, value)
-        self.socket.copy_threshold = _COPIED_BYTES
         self._has_parts = keys is not None
         self._last: zmq.Frame | None = None
 
@@ -112,8 +114,11 @@ class Line:
         Args:
             frames: bytes, or objects with a buffer, which must not change until the message has arrived.
         """
+        sent = list(_parts(frames)) if self._has_parts else frames
         with contextlib.suppress(zmq.Again):
-            self.socket.send_multipart(list(_parts(frames)) if self._has_parts else frames, zmq.DONTWAIT, copy=False)
+            for place, frame in enumerate(sent, 1):
+                flags = _LAST if place == len(sent) else _MORE
+                self.socket.send(frame, flags, copy=memoryview(frame).nbytes < _COPIED_BYTES)
 
     def answer(self, peer: bytes, frames: Sequence[Any]) -> None:
         """Sends a message to a connected peer. A peer that is gone asks again when it is back.
@@ -131,9 +136,12 @@ class Line:
         Returns:
             The buffers of its frames.
         """
-        received = self.socket.recv_multipart(copy=False)
-        self._last = received[-1]
-        frames = [frame.buffer for frame in received]
+        frame = self.socket.recv(copy=False)
+        frames = [frame.buffer]
+        while frame.more:
+            frame = self.socket.recv(copy=False)
+            frames.append(frame.buffer)
+        self._last = frame
         return list(_whole(frames)) if self._has_parts else frames
 
     def receive_from(self) -> tuple[bytes, list[Any]]:

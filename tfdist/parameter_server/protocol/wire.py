@@ -1,8 +1,9 @@
 """The messages between workers and parameter servers: a typed header, and arrays in the bytes of their memory.
 
-A message is several ZeroMQ frames: the header, and one for each array. The header begins with `MAGIC` and `VERSION`;
-its rest is MessagePack: the message, and the dtype and shape of each array. A message that does not decode, or whose
-frames do not have the announced lengths, is refused. Nothing is ever unpickled.
+A message is several ZeroMQ frames: the header, and one for each array, unless all arrays are small enough to be in the
+header. The header begins with `MAGIC` and `VERSION`; its rest is MessagePack: the message, and the dtype and shape of
+each array. A message that does not decode, or whose frames do not have the announced lengths, is refused. Nothing is
+ever unpickled.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import msgspec
 import numpy as np
 
 MAGIC = b"tfps"
-VERSION = 6
+VERSION = 7
 """Version of the messages, raised whenever they change, so that different versions stop with a clear error."""
 
 MAX_HEADER = 1 << 20
 """Maximum bytes of a header."""
+
+MAX_INLINE = 1 << 12
+"""Maximum bytes of all arrays of a message together that are sent within the header: each frame takes some time."""
 
 MAX_DIMENSIONS = 32
 """Maximum number of dimensions of an array, which all versions of NumPy support."""
@@ -46,10 +50,11 @@ class InvalidMessageError(ValueError):
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True):
-    """The dtype and shape of an array that follows."""
+    """The dtype and shape of an array, and its bytes; without bytes, they follow in a frame."""
 
     dtype: str
     shape: tuple[int, ...]
+    content: bytes | None = None
 
     @property
     def nbytes(self) -> int:
@@ -88,6 +93,8 @@ class Codec:
     def encode(message: Message, arrays: Sequence[np.ndarray] = ()) -> list[Any]:
         """Returns the frames of a message. Contiguous arrays become views, which must not change until they are sent.
 
+        Arrays with at most `MAX_INLINE` bytes together are copied into the header.
+
         Args:
             message: message for the header.
             arrays: arrays, in the order in which they are decoded.
@@ -97,11 +104,13 @@ class Codec:
         """
         described = []
         frames = []
+        is_inline = sum(array.nbytes for array in arrays) <= MAX_INLINE
         for array in arrays:
             if (name := _NAMES.get(array.dtype)) is None:
                 raise TypeError(f"arrays of dtype {array.dtype} are not sent to parameter servers")
-            described.append(Array(name, array.shape))
-            frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            described.append(Array(name, array.shape, array.tobytes() if is_inline else None))
+            if not is_inline:
+                frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return [MAGIC + bytes([VERSION]) + msgspec.msgpack.encode((message, described)), *frames]
 
     def decode(self, frames: Sequence[Any]) -> tuple[Any, list[np.ndarray]]:
@@ -126,19 +135,22 @@ class Codec:
             message, described = self._decoder.decode(header[len(MAGIC) + 1 :])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidMessageError(f"the header cannot be decoded: {error}") from None
-        if len(described) != len(frames) - 1:
-            raise InvalidMessageError(f"{len(frames) - 1} arrays; the header announces {len(described)}")
-        return message, [_array(spec, frame) for spec, frame in zip(described, frames[1:], strict=True)]
+        announced = sum(spec.content is None for spec in described)
+        if announced != len(frames) - 1:
+            raise InvalidMessageError(f"{len(frames) - 1} arrays; the header announces {announced}")
+        rest = iter(frames[1:])
+        return message, [_array(spec, next(rest) if spec.content is None else spec.content) for spec in described]
 
 
-def _array(spec: Array, frame: Any) -> np.ndarray:
+def _array(spec: Array, content: Any) -> np.ndarray:
     if spec.dtype not in DTYPES:
         raise InvalidMessageError(f"an array of dtype {spec.dtype[:40]!r}")
     if len(spec.shape) > MAX_DIMENSIONS:
         raise InvalidMessageError(f"an array of {len(spec.shape)} dimensions")
-    if min(spec.shape, default=0) < 0 or prod(max(size, 1) for size in spec.shape) > MAX_ELEMENTS:
+    elements = prod(spec.shape) or prod(max(size, 1) for size in spec.shape)
+    if min(spec.shape, default=0) < 0 or elements > MAX_ELEMENTS:
         raise InvalidMessageError(f"an array of shape {spec.shape}")
-    view = memoryview(frame)
+    view = memoryview(content)
     if view.nbytes != spec.nbytes:
         raise InvalidMessageError(f"{view.nbytes} bytes for {spec.dtype} {spec.shape}, which has {spec.nbytes}")
     return np.frombuffer(view, DTYPES[spec.dtype]).reshape(spec.shape)

@@ -221,6 +221,8 @@ class Ledger:
 
     def due(self) -> list[Gradient]:
         """Removes and returns the waiting gradients that make the next update; returns none while some are missing."""
+        if not self.waiting and not self.synchronization.in_rounds:
+            return []
         if decided := [gradient for gradient in self.waiting if gradient.peers]:
             rounds = sorted({gradient.round for gradient in decided})
             first = next((number for number in rounds if not self._missing(number)), rounds[0])

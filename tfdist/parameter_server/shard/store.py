@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from tfdist.parameter_server.shard.private_values import PrivateValues
 from tfdist.parameter_server.shard.row_local import keeps_other_rows, keeps_other_values
 from tfdist.parameter_server.shard.serialized_optimizers import deserialized
 from tfdist.private import optimizers
+from tfdist.private.tensorflow import call_of, tensor_of
 from tfdist.tensors import to_array
 
 _ITERATIONS = -1
@@ -46,6 +47,41 @@ class _RowBlock:
 
     places: tuple[int, ...]
     variable: Any
+
+
+_Cut = tuple[int, slice, tuple[int, ...]]
+"""The part of a vector that is a block's dense gradient: index of the vector, elements, and the block's shape."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How gradients of some kinds are applied.
+
+    Attributes:
+        lazily: numbers of the blocks of which only the named rows are updated.
+        cuts: for each other block with a gradient, where a dense one is, or the variable with a sparse one.
+        whole: indices of the variables that change as a whole.
+        by_rows: indices of the variables of which the named rows change.
+        call: makes the update of the blocks in ``cuts``; returns new values by block number.
+    """
+
+    lazily: list[int]
+    cuts: list[_Cut | int]
+    whole: list[int]
+    by_rows: list[int]
+    call: Callable[[Sequence[Any]], dict[int, Any]]
+
+    def given(self, gradients: PushedGradients) -> list[Any]:
+        """Returns the tensors for ``call``."""
+        tensors = []
+        for cut in self.cuts:
+            if isinstance(cut, int):
+                rows, indices = gradients.sparse[cut]
+                tensors += [tensor_of(rows), tensor_of(np.asarray(indices, np.int64))]
+            else:
+                vector, elements, shape = cut
+                tensors.append(tensor_of(gradients.vectors[vector][elements].reshape(shape)))
+        return tensors
 
 
 class Store(PrivateValues):
@@ -76,6 +112,7 @@ class Store(PrivateValues):
         self.held = list(held)
         self.config = optimizer
         self.shapes = Shapes([value.shape for value in state.values], [value.dtype for value in state.values])
+        self._all_dense: tuple[Kind, ...] = tuple("dense" for _ in held)
         self._changes = Changes(self.shapes.shapes, [dtype.itemsize for dtype in self.shapes.dtypes])
         self._apart: set[int] = {place for place, part in enumerate(held) if part.constraint is not None}
         self._rate: float | None = None
@@ -95,11 +132,7 @@ class Store(PrivateValues):
         Args:
             kinds: kind of each variable's gradient; all are dense by default.
         """
-        layout = self.shapes.layout(kinds)
-        read = {
-            number: self._read(number) for number, block in enumerate(self._blocks) if block.places[0] in layout.spans
-        }
-        return self._in_vectors({number: to_array(value) for number, value in read.items()}, kinds)
+        return self._in_vectors(lambda number: to_array(self._read(number)), kinds)
 
     @property
     def edition(self) -> Edition:
@@ -113,7 +146,9 @@ class Store(PrivateValues):
             edition: edition that the receiver has; None returns all values.
             places: indices of the variables of which single rows may be returned.
         """
-        changed = {} if edition is None or not places else self._changes.since(edition)
+        if edition is None or not places:
+            return PushedGradients(self._all_dense, self.vectors(self._all_dense))
+        changed = self._changes.since(edition)
         rows = {place: indices for place, indices in changed.items() if place in places}
         kinds: tuple[Kind, ...] = tuple("sparse" if place in rows else "dense" for place in range(len(self.held)))
         sparse = {}
@@ -128,8 +163,7 @@ class Store(PrivateValues):
         averages = {slot.variable: slot.value for slot in self._slots if slot.name == "average"}
         if not averages:
             return None
-        arrays = {number: to_array(averages[number].value.read_value()) for number in range(len(self._blocks))}
-        return self._in_vectors(arrays)
+        return self._in_vectors(lambda number: to_array(averages[number].value.read_value()))
 
     def state(self) -> TrainingState:
         """Returns the values and the optimizer's variables. Later updates do not change them."""
@@ -178,32 +212,13 @@ class Store(PrivateValues):
         Args:
             gradients: gradients of the shard's variables.
         """
-        odd = [place for place, kind in enumerate(gradients.kinds) if kind != "dense"]
-        mixed = [block for block in self._blocks if len(block.places) > 1 and not set(block.places).isdisjoint(odd)]
-        if any(_kind(gradients, block) is None for block in mixed):
-            self._separate({place for block in mixed for place in block.places if place in odd})
-        layout = self.shapes.layout(gradients.kinds)
-        given: list[Any] = []
-        kinds: list[Kind] = []
-        lazily: list[int] = []
-        for number, block in enumerate(self._blocks):
-            place = block.places[0]
-            kinds.append(_kind(gradients, block) or "none")
-            if kinds[-1] == "sparse" and self._lazy is not None and self._is_lazy(place):
-                kinds[-1] = "none"
-                lazily.append(number)
-                self._by_rows.add(number)
-            if kinds[-1] == "dense":
-                first, last = layout.spans[place], layout.spans[block.places[-1]]
-                vector = gradients.vectors[first.vector][first.begin : last.end]
-                given.append(tf.constant(vector.reshape(block.variable.shape)))
-            elif kinds[-1] == "sparse":
-                given += [tf.constant(array) for array in gradients.sparse[place]]
-        self._changes.note(*self._changed(gradients))
+        plan = self._plans.get(gradients.kinds) or self._planned(gradients.kinds)
+        self._changes.note(plan.whole, {place: gradients.sparse[place][1] for place in plan.by_rows})
         self._newest.clear()  # TensorFlow copies a value that is still referenced, instead of writing to it
-        scalars = self._update_lazily(lazily, gradients)
+        scalars = self._update_lazily(plan.lazily, gradients)
+        given = plan.given(gradients)
         if given:
-            self._newest |= self._run(tuple(kinds), given)
+            self._newest |= plan.call(given)
         elif scalars:
             for variable, value in scalars:
                 variable.assign(value)
@@ -232,19 +247,6 @@ class Store(PrivateValues):
             after = self._lazy.update(variables, gradients.sparse[place], scalars, decays)
         return list(zip(scalars.values(), after, strict=True))
 
-    def _changed(self, gradients: PushedGradients) -> tuple[list[int], dict[int, np.ndarray]]:
-        """Returns the variables that gradients change as a whole, and the changed rows of other variables."""
-        whole, rows = [], {}
-        for place, (kind, held) in enumerate(zip(gradients.kinds, self.held, strict=True)):
-            keeps = self._is_lazy(place) or keeps_other_values(self._optimizer, held.decays)
-            if held.constraint is not None or not keeps:
-                whole.append(place)
-            elif kind == "sparse":
-                rows[place] = gradients.sparse[place][1]
-            elif kind == "dense":
-                whole.append(place)
-        return whole, rows
-
     def _read(self, number: int) -> Any:
         """Returns the value of a block, or the iterations. A later write to the variable leaves the value as it is."""
         if number not in self._newest:
@@ -254,28 +256,67 @@ class Store(PrivateValues):
     def _variables(self, number: int) -> Any:
         return optimizers.apply_count(self._optimizer) if number == _ITERATIONS else self._blocks[number].variable
 
-    def _run(self, kinds: tuple[Kind, ...], given: Sequence[Any]) -> dict[int, Any]:
-        """Makes the update for gradients of these kinds.
+    def _planned(self, kinds: tuple[Kind, ...]) -> _Plan:
+        """Returns how gradients of some kinds are applied. To find it takes longer than to do it."""
+        odd = [place for place, kind in enumerate(kinds) if kind != "dense"]
+        mixed = [block for block in self._blocks if len(block.places) > 1 and not set(block.places).isdisjoint(odd)]
+        if any(_kind(kinds, block) is None for block in mixed):
+            self._separate({place for block in mixed for place in block.places if place in odd})
+        of_blocks = [_kind(kinds, block) or "none" for block in self._blocks]
+        lazily = [
+            number
+            for number, (kind, block) in enumerate(zip(of_blocks, self._blocks, strict=True))
+            if kind == "sparse" and self._is_lazy(block.places[0])
+        ]
+        for number in lazily:
+            of_blocks[number] = "none"
+        self._by_rows |= {*lazily, *(number for number, kind in enumerate(of_blocks) if kind == "sparse")}
+        layout = self.shapes.layout(kinds)
+        cuts: list[_Cut | int] = []
+        for kind, block in zip(of_blocks, self._blocks, strict=True):
+            if kind == "dense":
+                first, last = layout.spans[block.places[0]], layout.spans[block.places[-1]]
+                cuts.append((first.vector, slice(first.begin, last.end), tuple(block.variable.shape)))
+            elif kind == "sparse":
+                cuts.append(block.places[0])
+        whole, by_rows = self._changed_by(kinds)
+        made = _Plan(lazily, cuts, whole, by_rows, self._apply(of_blocks) if cuts else lambda given: {})
+        self._plans[kinds] = made
+        return made
 
-        Returns:
-            New values, by block number.
-        """
-        if kinds not in self._functions:
-            # XLA fuses the operations on a vector, which takes a quarter of the time where it is large.
-            if self._is_elementwise and set(kinds) <= {"dense", "none"}:
-                try:
-                    self._functions[kinds] = self._function(kinds, given, jit_compile=True)
-                    return self._functions[kinds](given)
-                except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
-                    pass  # XLA cannot compile the update, for example with a user's learning rate schedule
-            self._functions[kinds] = self._function(kinds, given, jit_compile=False)
-        return self._functions[kinds](given)
+    def _changed_by(self, kinds: Sequence[Kind]) -> tuple[list[int], list[int]]:
+        """Returns the variables that gradients change as a whole, and those of which they change the named rows."""
+        whole, by_rows = [], []
+        for place, (kind, held) in enumerate(zip(kinds, self.held, strict=True)):
+            keeps = self._is_lazy(place) or keeps_other_values(self._optimizer, held.decays)
+            if held.constraint is not None or not keeps or kind == "dense":
+                whole.append(place)
+            elif kind == "sparse":
+                by_rows.append(place)
+        return whole, by_rows
 
-    def _function(
-        self, kinds: tuple[Kind, ...], given: Sequence[Any], jit_compile: bool
-    ) -> Callable[[Sequence[Any]], dict[int, Any]]:
-        """Returns the update as a graph. To find it, and to check its arguments, takes longer than to call it."""
-        self._by_rows |= {number for number, kind in enumerate(kinds) if kind == "sparse"}
+    def _apply(self, kinds: Sequence[Kind]) -> Callable[[Sequence[Any]], dict[int, Any]]:
+        """Returns the update by gradients of these kinds, one for each block; it returns new values by block number."""
+        # XLA fuses the operations on a vector, which takes a quarter of the time where it is large.
+        may_fail = self._is_elementwise and set(kinds) <= {"dense", "none"}
+        graph = self._graph(kinds, is_compiled=may_fail)
+
+        def apply(given: Sequence[Any]) -> dict[int, Any]:
+            nonlocal graph, may_fail
+            try:
+                values = graph(given)
+            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+                if not may_fail:
+                    raise
+                # XLA cannot compile the update, for example with a user's learning rate schedule.
+                graph = self._graph(kinds, is_compiled=False)
+                values = graph(given)
+            may_fail = False
+            return values
+
+        return apply
+
+    def _graph(self, kinds: Sequence[Kind], is_compiled: bool) -> Callable[[Sequence[Any]], dict[int, Any]]:
         # TensorFlow copies a variable that rows were scattered to for every read: such blocks are read only on demand.
         numbers = [_ITERATIONS, *(number for number in range(len(kinds)) if number not in self._by_rows)]
 
@@ -291,13 +332,15 @@ class Store(PrivateValues):
             self._optimizer.apply(gradients, variables)
             return [self._variables(number).value.read_value() for number in numbers]
 
-        specs = [
-            tf.TensorSpec(array.shape if kind == "dense" else (None, *array.shape[1:]), array.dtype)
-            for kind, array in zip(_of_arrays(kinds), given, strict=True)
-        ]
-        made = tf.function(update, jit_compile=jit_compile).get_concrete_function(*specs)
-        captured = made.captured_inputs
-        return lambda given: dict(zip(numbers, made.inference_fn.call_flat(*given, *captured), strict=True))
+        specs = []
+        for block, kind in zip(self._blocks, kinds, strict=True):
+            shape, dtype = tuple(block.variable.shape), block.variable.dtype
+            if kind == "dense":
+                specs.append(tf.TensorSpec(shape, dtype))
+            elif kind == "sparse":
+                specs += [tf.TensorSpec((None, *shape[1:]), dtype), tf.TensorSpec((None,), tf.int64)]
+        call = call_of(tf.function(update, jit_compile=is_compiled).get_concrete_function(*specs))
+        return lambda given: dict(zip(numbers, call(given), strict=True))
 
     def _make(self, state: TrainingState) -> None:
         """Makes the variables and the optimizer."""
@@ -321,7 +364,8 @@ class Store(PrivateValues):
                 variable.assign(state.scalars[name])
         self._newest: dict[int, Any] = {}
         self._by_rows: set[int] = set()
-        self._functions: dict[tuple[Kind, ...], Callable[[Sequence[Any]], dict[int, Any]]] = {}
+        self._plans: dict[tuple[Kind, ...], _Plan] = {}
+        self._of_vectors: dict[tuple[Kind, ...], list[list[int]]] = {}
 
     def _runs(self) -> list[tuple[int, ...]]:
         """Returns the variables in runs: each run is consecutive in a vector and is updated in the same way."""
@@ -361,28 +405,32 @@ class Store(PrivateValues):
         bounds = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
         return [part.reshape(shape) for part, shape in zip(np.split(array, bounds), shapes, strict=True)]
 
-    def _in_vectors(self, arrays: Mapping[int, np.ndarray], kinds: Sequence[Kind] | None = None) -> list[np.ndarray]:
-        """Returns vectors in the layout for these kinds, from the arrays of blocks, by block number."""
-        layout = self.shapes.layout(kinds)
-        parts: list[list[tuple[int, np.ndarray]]] = [[] for _ in layout.dtypes]
-        for number, array in arrays.items():
-            span = layout.spans[self._blocks[number].places[0]]
-            parts[span.vector].append((span.begin, array.reshape(-1)))
-        ordered = ([array for _, array in sorted(pieces, key=lambda pair: pair[0])] for pieces in parts)
+    def _in_vectors(
+        self, array_of: Callable[[int], np.ndarray], kinds: Sequence[Kind] | None = None
+    ) -> list[np.ndarray]:
+        """Returns vectors in the layout for these kinds.
+
+        Args:
+            array_of: function that returns the array of a block, by its number.
+            kinds: kind of each variable's gradient; all are dense by default.
+        """
+        key = tuple(kinds or ())
+        if key not in self._of_vectors:
+            layout = self.shapes.layout(kinds)
+            self._of_vectors[key] = [[] for _ in layout.dtypes]
+            for number, block in enumerate(self._blocks):  # in the order of their places, as spans are
+                if block.places[0] in layout.spans:
+                    self._of_vectors[key][layout.spans[block.places[0]].vector].append(number)
+        ordered = [[array_of(number).reshape(-1) for number in numbers] for numbers in self._of_vectors[key]]
         return [pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for pieces in ordered]
 
 
-def _of_arrays(kinds: Sequence[Kind]) -> list[Kind]:
-    """Returns the kind of gradient that each array belongs to. A sparse gradient has two arrays."""
-    return [kind for kind in kinds for _ in range(("none", "dense", "sparse").index(kind))]
-
-
-def _kind(gradients: PushedGradients, block: _RowBlock) -> Kind | None:
+def _kind(kinds: Sequence[Kind], block: _RowBlock) -> Kind | None:
     """Returns the kind of a block's gradient; None for different kinds, or for several sparse gradients."""
-    kinds = {gradients.kinds[place] for place in block.places}
-    if len(kinds) > 1 or (kinds == {"sparse"} and len(block.places) > 1):
+    of_block = {kinds[place] for place in block.places}
+    if len(of_block) > 1 or (of_block == {"sparse"} and len(block.places) > 1):
         return None
-    return kinds.pop()
+    return of_block.pop()
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 import zmq
 
 from tfdist.cluster import hosts
+from tfdist.comm.idling import Contention, Idling
 from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server.protocol import shared_memory
 from tfdist.parameter_server.protocol.curve import Keys
@@ -34,6 +35,9 @@ _NEWS_SECONDS = 5.0
 """Maximum time until this task hears that a worker has ended, when a server has heard it."""
 _PATIENCE_SECONDS = 30.0
 """Time after which a warning says which workers this worker waits for."""
+
+
+_contention = Contention()
 
 
 class MessageRefusedError(TfdistError):
@@ -249,10 +253,13 @@ class Connection:
 
     def _answer(self, number: int, seconds: float) -> tuple[Any, list[np.ndarray]]:
         """Returns the answer to a request if it comes in time, else None. Drops late copies of other answers."""
-        end = time.monotonic() + seconds
+        end, idling = time.monotonic() + seconds, Idling(_contention)
         while (left := end - time.monotonic()) > 0:
-            if not self._line.poll(max(left, 1e-3)):
-                break
+            if not self._line.poll(0.0):
+                if idling.spin():
+                    continue
+                if not self._line.poll(max(left, 1e-3)):
+                    break
             try:
                 frames = self._line.receive()
                 locator = locator_of(frames)

@@ -169,7 +169,10 @@ class Session:
             PeerLostError: a server cannot be reached.
         """
 
-        places = [[place for place, kind in enumerate(pushed.kinds) if kind == "sparse"] for pushed in gradients]
+        places = [
+            [place for place, kind in enumerate(pushed.kinds) if kind == "sparse"] if "sparse" in pushed.kinds else []
+            for pushed in gradients
+        ]
         for replica, sparse_places in zip(self._replicas, places, strict=True):
             replica.keep(sparse_places)
         sequence, versions = self.pushes, [version if read is None else read for version in self._versions]
@@ -183,7 +186,7 @@ class Session:
                 self._clocks[server],
                 versions[server],
                 samples,
-                kinds=() if all(kind == "dense" for kind in kinds) else kinds,
+                kinds=() if kinds.count("dense") == len(kinds) else kinds,
                 learning_rate=rate,
                 dealt=dealt,
                 has=self._replicas[server].has,

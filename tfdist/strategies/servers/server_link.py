@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -159,30 +160,34 @@ class Link:
         self._check_lazy(gradients)
         kinds = kinds_of(gradients, self._model)
         given = [tensors_for_server(server, gradients, self._model) for server in range(len(kinds))]
+        ends = list(itertools.accumulate(map(len, given), initial=0))
+        cuts = [slice(*pair) for pair in itertools.pairwise(ends)]
         rate = optimizers.learning_rate(self._optimizer)
         sends_rate = self._is_chief and isinstance(rate, keras.Variable)
 
-        def on_host(rate: tf.Tensor, samples: tf.Tensor, number: tf.Tensor, *tensors: tf.Tensor) -> list[Any]:
-            rest = iter([to_array(tensor) for tensor in tensors])
+        def on_host(samples: tf.Tensor, *tensors: tf.Tensor) -> list[Any]:
+            rest = iter(tensors)
+            current_rate = float(next(rest)) if sends_rate else None
+            self.last_ticket = -1 if ticket is None else int(next(rest))
+            arrays = [to_array(tensor) for tensor in rest]
             pushed = [
-                PushedGradients.received(server_kinds, [next(rest) for _ in tensors], shapes)
-                for server_kinds, tensors, shapes in zip(kinds, given, self._model.shapes, strict=True)
+                PushedGradients.of_arrays(server_kinds, arrays[cut], shapes)
+                for server_kinds, cut, shapes in zip(kinds, cuts, self._model.shapes, strict=True)
             ]
-            self.last_ticket = int(number)
-            ticket_number = None if ticket is None else number_of(int(number))
+            ticket_number = None if ticket is None else number_of(self.last_ticket)
             if self._is_assigned or self._finals is not None:  # by a callback or a loop, or at the end of `fit`
                 with self._lock, self._failing():
                     self._put_assigned()
-            vectors = self._step(pushed, float(samples), float(rate) if sends_rate else None, ticket_number)
+            vectors = self._step(pushed, float(samples), current_rate, ticket_number)
             return [
-                np.int64(self._session.iterations),  # TensorFlow caches Python numbers that it converts
+                to_tensor(np.array(self._session.iterations, np.int64)),
                 *(to_tensor(array) for arrays in vectors for array in arrays),
             ]
 
         inputs = [
-            tf.convert_to_tensor(rate.value) if sends_rate else tf.constant(0.0),
             tf.cast(samples, tf.float64),
-            tf.constant(-1, tf.int64) if ticket is None else ticket,
+            *([tf.convert_to_tensor(rate.value)] if sends_rate else []),
+            *([] if ticket is None else [ticket]),
         ]
         answered = PushAnswerLayout(kinds, self._model)
         dtypes = [tf.int64, *answered.dtypes]

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.engine import idling, shared_sums
-from tfdist.engine.idling import Contention, Idling
+from tfdist.comm import idling
+from tfdist.comm.idling import Contention, Idling
+from tfdist.engine import shared_sums
 
 
 def test_machine_code_idles_as_long():
