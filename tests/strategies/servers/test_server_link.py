@@ -450,14 +450,18 @@ def test_workers_read_changed_rows_after_dense_gradients_and_assignments():
         assert made[2].numpy()[6:9, 0].tolist() == [0, -2, 0], "what came by rows is not taken for assigned"
 
 
+@contextlib.contextmanager
+def averaging():
+    """Links of a chief and of a worker whose optimizers average, each with its variables."""
+    optimizers, of_worker = [keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5) for _ in range(2)], variables()
+    optimizers[1].build(of_worker)
+    with linked(optimizers[0]) as (link, of_chief):
+        yield link(), of_chief, link(1, of_worker, optimizers[1]), of_worker
+
+
 def test_averages_are_overwritten_by_the_next_step():
     """What is not brought by rows would stay."""
-    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
-    with linked(optimizer) as (link, made):
-        chief = link()
-        worker_variables, other = variables(), keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
-        other.build(worker_variables)
-        worker = link(1, worker_variables, other)
+    with averaging() as (chief, made, worker, worker_variables):
         named = [rows_of(0, [7], np.ones((1, 150))), None, None]
         for _ in range(2):
             worker.update(named, worker_variables)
@@ -494,12 +498,7 @@ def values(of_variables):
 
 def test_reading_after_fit_leaves_the_training_of_others():
     """The chief has averages then; they are the newest values when it goes on."""
-    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
-    with linked(optimizer) as (link, made):
-        chief = link()
-        worker_variables, other = variables(), keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
-        other.build(worker_variables)
-        worker = link(1, worker_variables, other)
+    with averaging() as (chief, made, worker, worker_variables):
         chief.update(gradients(1), made)
         chief.finalize()
         for name in ("newest", "newest_state"):
@@ -523,12 +522,7 @@ def test_reading_after_fit_leaves_the_training_of_others():
 @pytest.mark.parametrize("name", ["newest", "newest_state"])
 def test_what_the_chief_assigns_after_fit_is_what_it_reads(name):
     """Also where another worker's update comes at once."""
-    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
-    with linked(optimizer) as (link, made):
-        chief = link()
-        worker_variables, other = variables(), keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
-        other.build(worker_variables)
-        worker = link(1, worker_variables, other)
+    with averaging() as (chief, made, worker, worker_variables):
         chief.update(gradients(1), made)
         chief.finalize()
         worker.update(gradients(2), worker_variables)
