@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.private.tensorflow import tensor_of
+from tfdist.private import tensorflow as private
 
 _DLPACK_KINDS = "fiuc"
 
-HOST = "/device:CPU:0"
+HOST = private.HOST
 """The device whose tensors are in memory that host functions can read and write."""
 
 
@@ -38,17 +38,17 @@ def to_array(tensor: tf.Tensor) -> np.ndarray:
 
 
 def to_tensor(array: np.ndarray) -> tf.Tensor:
-    """Converts an array to a tensor, which shares its memory if DLPack allows it."""
+    """Converts an array to a tensor on the host, which shares its memory if DLPack allows it."""
     if array.dtype == object:
         return tf.convert_to_tensor(array, tf.string)
     if array.size == 0 or array.ctypes.data % 64 or not array.flags.writeable:  # not supported by DLPack
-        return tensor_of(array)
+        return private.tensor_of(array)
     if array.dtype.kind in _DLPACK_KINDS and array.dtype.isbuiltin == 1:
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     if array.dtype.itemsize == 2 and array.dtype.kind != "b":
         bits = tf.experimental.dlpack.from_dlpack(array.view(np.uint16).__dlpack__())
         return tf.bitcast(bits, tf.as_dtype(array.dtype))
-    return tensor_of(array)
+    return private.tensor_of(array)
 
 
 def unnumbered(name: str) -> str:

@@ -29,8 +29,9 @@ def held(**options):
     return [HeldRows(f"v{place}", 0, count, count, **options) for place, count in enumerate(rows)]
 
 
-def store_of(optimizer, described=None, state=None):
-    return Store(described or held(), state or TrainingState(values()), keras.saving.serialize_keras_object(optimizer))
+def store_of(optimizer, described=None, state=None, is_lazy=False):
+    config = keras.saving.serialize_keras_object(optimizer)
+    return Store(described or held(), state or TrainingState(values()), config, is_lazy)
 
 
 def pushed(store, arrays, kinds=ALL, sparse=None):
@@ -182,6 +183,21 @@ def test_sparse_gradients_equal_keras(make):
         store.update(pushed(store, gradients(step), kinds, {2: (rows, indices)}))
     others = [[*gradients(step)[:2], slices, gradients(step)[3]] for step in (1, 2)]
     assert_close(arrays(store), plain(make(), [gradients(0), *others]))
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_kinds_of_gradients_may_change_from_push_to_push(is_lazy):
+    rows, indices = np.ones((3, 2), np.float32), np.array([0, 2, 2], np.int32)
+    slices = tf.IndexedSlices(tf.constant(rows), tf.constant(indices), tf.constant([5, 2]))
+    store, alone = store_of(keras.optimizers.Adagrad(0.1), is_lazy=is_lazy), []
+    for step, kind in enumerate(("dense", "sparse", "dense", "none", "sparse", "dense", "sparse")):
+        kinds = ("dense", "dense", kind, "dense")
+        given = [*gradients(step)[:2], {"dense": gradients(step)[2], "sparse": slices}.get(kind), gradients(step)[3]]
+        store.update(pushed(store, given, kinds, {2: (rows, indices)} if kind == "sparse" else {}))
+        alone.append(given)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        expected = plain(keras.optimizers.Adagrad(0.1), alone)
+    assert_close(arrays(store), expected)
 
 
 def test_several_pushes_make_one_update():

@@ -310,6 +310,18 @@ def test_values_assigned_within_an_epoch_go_to_servers_with_the_next_step(prefet
             np.testing.assert_allclose(variable.numpy(), np.full(variable.shape, 2.0), rtol=1e-6)
 
 
+def test_a_gradient_that_does_not_fit_reaches_no_server():
+    optimizer = keras.optimizers.SGD(0.1)
+    with linked(optimizer) as (link, made):
+        chief, before = link(), values(made)
+        dense = gradients(1)[:2]
+        with pytest.raises(tf.errors.InvalidArgumentError, match="rows from 0 to 500 of a variable with 500 rows"):
+            chief.update([*dense, tf.IndexedSlices(tf.ones((2, 2)), tf.constant([500, 0]), [500, 2])], made)
+        chief.refresh()
+        np.testing.assert_equal(values(made), before)
+        assert chief.report().version == 0
+
+
 def test_servers_without_variables_count_all_the_same():
     optimizer, small = keras.optimizers.SGD(1.0), [keras.Variable(np.zeros(2, "float32"))]
     optimizer.build(small)

@@ -79,22 +79,16 @@ class PushedGradients:
         if "packed" in kinds:
             raise ValueError("got a packed gradient, but this server was started without compression")
         layout = shapes.layout(kinds)
-        expected = len(layout.dtypes) + 2 * kinds.count("sparse")
+        places = [place for place, kind in enumerate(kinds) if kind == "sparse"] if "sparse" in kinds else []
+        expected = len(layout.dtypes) + 2 * len(places)
         if len(arrays) != expected:
             raise ValueError(f"got {len(arrays)} arrays of gradients; expected {expected}")
-        made = cls.of_arrays(kinds, arrays, shapes)
-        layout.check(made.vectors)
-        for place, (rows, indices) in made.sparse.items():
+        vectors, rest = list(arrays[: len(layout.dtypes)]), iter(arrays[len(layout.dtypes) :])
+        layout.check(vectors)
+        sparse = {place: (next(rest), next(rest)) for place in places}
+        for place, (rows, indices) in sparse.items():
             _check_rows(rows, indices, shapes.shapes[place])
-        return made
-
-    @classmethod
-    def of_arrays(cls, kinds: Sequence[Kind], arrays: Sequence[np.ndarray], shapes: Shapes) -> PushedGradients:
-        """Makes gradients as `received` does, of arrays that are known to fit the variables."""
-        dense = len(shapes.layout(kinds).dtypes)
-        rest = iter(arrays[dense:])
-        sparse = {place: (next(rest), next(rest)) for place, kind in enumerate(kinds) if kind == "sparse"}
-        return cls(tuple(kinds), list(arrays[:dense]), sparse)
+        return cls(tuple(kinds), vectors, sparse)
 
     def copy(self) -> PushedGradients:
         """Returns a copy in memory of its own."""

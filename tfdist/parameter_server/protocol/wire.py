@@ -58,7 +58,7 @@ class Array(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the array's frame."""
+        """Number of bytes of the array's elements."""
         return prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
@@ -114,7 +114,7 @@ class Codec:
         return [MAGIC + bytes([VERSION]) + msgspec.msgpack.encode((message, described)), *frames]
 
     def decode(self, frames: Sequence[Any]) -> tuple[Any, list[np.ndarray]]:
-        """Returns a message and its arrays, which are read-only views of the frames.
+        """Returns a message and its arrays, which are read-only views of the frames, or of bytes of the header.
 
         Args:
             frames: frames as they were received: bytes, or objects with a buffer.

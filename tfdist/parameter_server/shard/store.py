@@ -62,14 +62,14 @@ class _Plan:
         cuts: for each other block with a gradient, where a dense one is, or the variable with a sparse one.
         whole: indices of the variables that change as a whole.
         by_rows: indices of the variables of which the named rows change.
-        call: makes the update of the blocks in ``cuts``; returns new values by block number.
+        call: makes the update of the blocks in ``cuts``; returns new values by block number. None without such blocks.
     """
 
     lazily: list[int]
     cuts: list[_Cut | int]
     whole: list[int]
     by_rows: list[int]
-    call: Callable[[Sequence[Any]], dict[int, Any]]
+    call: Callable[[Sequence[Any]], dict[int, Any]] | None
 
     def given(self, gradients: PushedGradients) -> list[Any]:
         """Returns the tensors for ``call``."""
@@ -216,9 +216,8 @@ class Store(PrivateValues):
         self._changes.note(plan.whole, {place: gradients.sparse[place][1] for place in plan.by_rows})
         self._newest.clear()  # TensorFlow copies a value that is still referenced, instead of writing to it
         scalars = self._update_lazily(plan.lazily, gradients)
-        given = plan.given(gradients)
-        if given:
-            self._newest |= plan.call(given)
+        if plan.call is not None:
+            self._newest |= plan.call(plan.given(gradients))
         elif scalars:
             for variable, value in scalars:
                 variable.assign(value)
@@ -270,7 +269,11 @@ class Store(PrivateValues):
         ]
         for number in lazily:
             of_blocks[number] = "none"
-        self._by_rows |= {*lazily, *(number for number, kind in enumerate(of_blocks) if kind == "sparse")}
+        by_rows = {*lazily, *(number for number, kind in enumerate(of_blocks) if kind == "sparse")}
+        if not by_rows <= self._by_rows:
+            self._by_rows |= by_rows
+            self._plans.clear()  # they read what is read on demand from now on
+            self._calls.clear()
         layout = self.shapes.layout(kinds)
         cuts: list[_Cut | int] = []
         for kind, block in zip(of_blocks, self._blocks, strict=True):
@@ -279,9 +282,10 @@ class Store(PrivateValues):
                 cuts.append((first.vector, slice(first.begin, last.end), tuple(block.variable.shape)))
             elif kind == "sparse":
                 cuts.append(block.places[0])
-        whole, by_rows = self._changed_by(kinds)
-        made = _Plan(lazily, cuts, whole, by_rows, self._apply(of_blocks) if cuts else lambda given: {})
-        self._plans[kinds] = made
+        key = tuple(of_blocks)
+        if cuts and key not in self._calls:  # several combinations of kinds differ in lazy blocks only
+            self._calls[key] = self._call(key)
+        made = self._plans[kinds] = _Plan(lazily, cuts, *self._changed_by(kinds), self._calls.get(key))
         return made
 
     def _changed_by(self, kinds: Sequence[Kind]) -> tuple[list[int], list[int]]:
@@ -295,13 +299,13 @@ class Store(PrivateValues):
                 by_rows.append(place)
         return whole, by_rows
 
-    def _apply(self, kinds: Sequence[Kind]) -> Callable[[Sequence[Any]], dict[int, Any]]:
+    def _call(self, kinds: Sequence[Kind]) -> Callable[[Sequence[Any]], dict[int, Any]]:
         """Returns the update by gradients of these kinds, one for each block; it returns new values by block number."""
         # XLA fuses the operations on a vector, which takes a quarter of the time where it is large.
         may_fail = self._is_elementwise and set(kinds) <= {"dense", "none"}
         graph = self._graph(kinds, is_compiled=may_fail)
 
-        def apply(given: Sequence[Any]) -> dict[int, Any]:
+        def call(given: Sequence[Any]) -> dict[int, Any]:
             nonlocal graph, may_fail
             try:
                 values = graph(given)
@@ -314,7 +318,7 @@ class Store(PrivateValues):
             may_fail = False
             return values
 
-        return apply
+        return call
 
     def _graph(self, kinds: Sequence[Kind], is_compiled: bool) -> Callable[[Sequence[Any]], dict[int, Any]]:
         # TensorFlow copies a variable that rows were scattered to for every read: such blocks are read only on demand.
@@ -365,6 +369,7 @@ class Store(PrivateValues):
         self._newest: dict[int, Any] = {}
         self._by_rows: set[int] = set()
         self._plans: dict[tuple[Kind, ...], _Plan] = {}
+        self._calls: dict[tuple[Kind, ...], Callable[[Sequence[Any]], dict[int, Any]]] = {}
         self._of_vectors: dict[tuple[Kind, ...], list[list[int]]] = {}
 
     def _runs(self) -> list[tuple[int, ...]]:

@@ -38,6 +38,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 _contention = Contention()
+"""What the waiting connections of this process have observed."""
 
 
 class MessageRefusedError(TfdistError):

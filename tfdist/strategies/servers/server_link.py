@@ -171,7 +171,7 @@ class Link:
             self.last_ticket = -1 if ticket is None else int(next(rest))
             arrays = [to_array(tensor) for tensor in rest]
             pushed = [
-                PushedGradients.of_arrays(server_kinds, arrays[cut], shapes)
+                PushedGradients.received(server_kinds, arrays[cut], shapes)  # checked before any server has it
                 for server_kinds, cut, shapes in zip(kinds, cuts, self._model.shapes, strict=True)
             ]
             ticket_number = None if ticket is None else number_of(self.last_ticket)
