@@ -93,7 +93,8 @@ class Links(Watcher):
         """Runs the thread that reports a sum which does not go on, and ends it where the wait is in vain."""
         last, since = -1, time.monotonic()
         while not self._is_over.wait(_LOOK_SECONDS):
-            ended, begun = int(self._ended.numpy()), int(self._begun.numpy())
+            begun = int(self._begun.numpy())  # first: a sum may begin and end between the two
+            ended = int(self._ended.numpy())
             if begun > ended == last:
                 if time.monotonic() - since > _LONG_SECONDS:
                     self._wait(ended, since)
