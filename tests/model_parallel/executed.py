@@ -18,6 +18,9 @@ PASSING_ON = (
 """Kinds that compute nothing, by their beginnings."""
 
 
+_SENDS = ("_Send", "_HostSend")
+
+
 @dataclass(frozen=True)
 class Executed:
     """An executed operation.
@@ -28,6 +31,7 @@ class Executed:
         name: name of the operation, with its name scopes.
         receivers: the other devices that its results are sent to.
         types: types of its attributes, by name.
+        inputs: names of the operations that it waits for, also on other devices.
     """
 
     device: str
@@ -35,6 +39,7 @@ class Executed:
     name: str
     receivers: frozenset[str] = frozenset()
     types: dict[str, int] = field(default_factory=dict, compare=False)
+    inputs: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def is_elsewhere(self):
@@ -68,21 +73,39 @@ def executed(function):
     finally:
         context.context().disable_run_metadata()
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
-    return [operation for graph in graphs for operation in _of(graph)]
+    sent = {node.attr["tensor_name"].s: node.name for graph in graphs for node in graph.node if node.op in _SENDS}
+    return [operation for graph in graphs for operation in _of(graph, sent)]
 
 
-def _of(graph):
+def _of(graph, sent):
     receivers = collections.defaultdict(set)
     for node in graph.node:
-        if node.op in ("_Send", "_HostSend"):
+        if node.op in _SENDS:
             receivers[node.input[0].partition(":")[0]].add(_short(node.attr["recv_device"].s.decode()))
     for node in graph.node:
         types = {name: value.type for name, value in node.attr.items() if value.type}
-        yield Executed(_short(node.device), node.op, node.name, frozenset(receivers[node.name]), types)
+        inputs = {name.lstrip("^").partition(":")[0] for name in node.input}
+        if node.op in ("_Recv", "_HostRecv"):
+            inputs.add(sent[node.attr["tensor_name"].s])
+        of_node = frozenset(receivers[node.name]), types, frozenset(inputs)
+        yield Executed(_short(node.device), node.op, node.name, *of_node)
 
 
 def _short(device):
     return device.rpartition("device:")[2]
+
+
+def needed_by(operations, name):
+    """The names of all operations that one waits for."""
+    inputs = collections.defaultdict(set)
+    for operation in operations:
+        inputs[operation.name] |= operation.inputs
+    needed, left = set(), [name]
+    while left:
+        new = inputs[left.pop()] - needed
+        needed |= new
+        left += new
+    return needed
 
 
 def places(operations, part):

@@ -9,7 +9,7 @@ from tests.sweeps import sweep
 pytestmark = pytest.mark.multiprocess
 
 PROGRAM = str(harness.PROGRAMS / "host_device.py")
-CHECKS = ["all_reduce", "scaled_losses", "two_replicas_in_each_process", "gossip", "loop", "optimizer"]
+CHECKS = ["all_reduce", "scaled_losses", "two_replicas_in_each_process", "gossip", "loop", "optimizer", "overlapping"]
 SWEPT = ["compressed", "delayed", "local_sgd", "relocated", "sharded", "stages"]
 
 

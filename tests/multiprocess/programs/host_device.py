@@ -10,7 +10,7 @@ from checking import run_checks
 
 import tests.devices  # noqa: F401  (divides the CPU)
 import tfdist
-from tests.model_parallel.executed import executed, places
+from tests.model_parallel.executed import executed, needed_by, places
 
 X = {"rows": np.arange(36).reshape(18, 2) % 5, "numbers": np.random.default_rng(0).normal(size=(18, 3))}
 Y = np.random.default_rng(1).normal(size=(18, 1))
@@ -136,18 +136,21 @@ def gossip():
     check(tfdist.GossipStrategy(devices=["CPU:1", "CPU:2"]), devices=["CPU:1", "CPU:2"])
 
 
-def loop():
-    """A step of one's own."""
-    strategy = tfdist.AllReduceStrategy(devices=["CPU:1"])
-    model = network(strategy.scope())
+def own_step(strategy, model):
+    """A step as loops of one's own make it."""
 
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum((model(x, training=True) - tf.cast(y, tf.float32)) ** 2) / 8
         model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
-    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
-    run = tf.function(lambda x, y: strategy.run(step, (x, y)))
+    return tf.function(lambda x, y: strategy.run(step, (x, y)))
+
+
+def loop():
+    strategy = tfdist.AllReduceStrategy(devices=["CPU:1"])
+    model = network(strategy.scope())
+    batches, run = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8), own_step(strategy, model)
 
     def train():
         for batch in strategy.experimental_distribute_dataset(batches):
@@ -155,6 +158,26 @@ def loop():
 
     assert_placed(executed(train), ["CPU:1"])
     note(model)
+
+
+def overlapping():
+    """A sum of late layers' gradients begins, and they are copied to the host, before early layers have theirs."""
+    devices = ["CPU:1", "CPU:2"]
+    strategy = tfdist.AllReduceStrategy(devices=devices, algorithm="ring")
+    with strategy.scope():
+        layers = [keras.layers.Dense(width, name=name) for name, width in (("early", 600), ("late", 600), ("last", 1))]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        model.compile("sgd", "mse")
+    step = own_step(strategy, model)
+    batch = next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors((X["numbers"], Y)))))
+    operations = executed(lambda: step(*batch))
+    names = {kind: [one.name for one in operations if one.name.endswith(kind)] for kind in ("tfdist_post", "finish")}
+    assert [len(calls) for calls in names.values()] == [1, 1], names
+    for calls, early in zip(names.values(), (False, True), strict=True):
+        needed = {name for name in needed_by(operations, calls[0]) if "gradient_tape" in name}
+        assert any("late" in name for name in needed), needed
+        assert any("early" in name for name in needed) == early, needed
+    assert_placed(operations, devices)
 
 
 def optimizer():
