@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.engine.ranks import BOTH_WAYS, arrays_of, eagerly, in_a_graph
 from tfdist import compression as c
 from tfdist.compression.compressor import Compressor
-from tfdist.engine import buckets
+from tfdist.engine import buckets, host_calls
 from tfdist.engine.bridge import Bridge
 from tfdist.engine.group import ProcessGroup
 from tfdist.errors import MismatchError
@@ -166,7 +166,7 @@ def test_graph_posts_all_buckets_before_waiting(ranks):
     group, _ = ranks(2).groups
     shapes = [tf.TensorSpec([length]) for length in (large, 3, large, 4)]
     traced = tf.function(lambda *tensors: Bridge(group).all_reduce(tensors)).get_concrete_function(*shapes)
-    calls = [operation for operation in traced.graph.get_operations() if operation.type == "EagerPyFunc"]
+    calls = [operation for operation in traced.graph.get_operations() if operation.type == host_calls.OPERATION]
     assert [operation.name.rpartition("/")[2].split("_")[1] for operation in calls] == ["post", "post", "finish"]
     assert {tensor.op for tensor in calls[2].inputs} >= set(calls[:2])
 
@@ -182,7 +182,7 @@ def test_different_shapes_raise_mismatch_error(ranks):
 def test_pending_call_lists_the_names_of_its_tensors(ranks):
     engine = ranks(2).groups[0].engine
     bridge = Bridge(ProcessGroup(engine))
-    bridge._posting._collect = lambda handle: tf.zeros(5)  # the other rank does not come
+    bridge._posting._collect = lambda handle: np.zeros(5, np.float32)  # the other rank does not come
     bridge.all_reduce([tf.zeros([2]), tf.zeros([3])], names=["a/kernel", "a/bias"])
     assert [pending.contents for pending in engine.under_way()] == ["a/kernel, a/bias"]
 

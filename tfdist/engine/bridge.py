@@ -30,7 +30,6 @@ from tfdist.engine.operations import Operation
 from tfdist.engine.posting import Begun, BucketJob, Posting, concatenated, split
 from tfdist.engine.shared_sums import BUCKET_BYTES, DTYPES, SharedSums
 from tfdist.engine.weights import checked_weight, weighted, weighted_in_graph
-from tfdist.tensors import to_array, to_tensor
 
 
 class _Sum(BucketJob):
@@ -242,9 +241,7 @@ def _alone(tensor: tf.Tensor, how: Compressed | None) -> tf.Tensor:
     """Returns the result for a single process: the tensor, with momentum if the compression applies momentum."""
     if how is None or not how.momentum:
         return tensor
-    applied = host_call(
-        lambda given: to_tensor(how.alone(to_array(given))), [tensor], tensor.dtype, name="tfdist_momentum"
-    )
+    applied = host_call(how.alone, [tensor], tensor.dtype, name="tfdist_momentum")
     applied.set_shape(tensor.shape)
     return applied
 

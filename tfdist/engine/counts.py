@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -64,9 +65,7 @@ class CountReducer:
             except StopIteration:
                 raise tf.errors.OutOfRangeError(None, None, "the epoch ends") from None
         key = call_site(kind, self._group.members)
-        result = host_call(
-            lambda given: to_tensor(function(key, to_array(given))), [numbers], tf.int64, f"tfdist_{kind}"
-        )
+        result = host_call(functools.partial(function, key), [numbers], tf.int64, f"tfdist_{kind}")
         result.set_shape(shape)
         return result
 
@@ -74,7 +73,7 @@ class CountReducer:
         terms = tf.concat([tf.cast(numbers, kept.dtype), [kept.read_value()]], 0)
         (totals,) = self._shared.all_reduce([terms], [self._contents], None)
 
-        def learn(total: tf.Tensor) -> tf.Tensor:
+        def learn(total: np.ndarray) -> np.ndarray:
             self._learn(int(total))
             return total
 

@@ -18,7 +18,6 @@ from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import host_call
 from tfdist.engine.pending import Pending
 from tfdist.errors import MismatchError
-from tfdist.tensors import to_array, to_tensor
 
 
 class Outgoing(NamedTuple):
@@ -119,28 +118,26 @@ class Edges:
         beginners = [self._beginner(transfer) for transfer in expected]
         receivers = [self._receiver(transfer) for transfer in received]
 
-        def on_host(*values: tf.Tensor) -> list[tf.Tensor]:
+        def on_host(*values: np.ndarray) -> list[np.ndarray]:
             for post, value in zip(senders, values, strict=True):
                 post(value)
             for begin in beginners:
                 begin()
             return [wait() for wait in receivers]
 
-        if tf.executing_eagerly():
-            return on_host(*tensors)
         dtypes = [transfer.spec.dtype for transfer in received]
         results = host_call(on_host, tensors, dtypes, name="tfdist_edges") if dtypes or tensors or expected else []
         for transfer, tensor in zip(received, results if dtypes else [], strict=True):
             tensor.set_shape(transfer.spec.shape)
         return list(results) if dtypes else []
 
-    def _sender(self, destination: int, edge: str) -> Callable[[tf.Tensor], None]:
+    def _sender(self, destination: int, edge: str) -> Callable[[np.ndarray], None]:
         """Returns a function that begins to send."""
         pair = self._pair(self._group.rank, destination)
         key = self._key(edge)
 
-        def post(value: tf.Tensor) -> None:
-            pair.post(key, point_to_point.send(to_array(value)), _kind(value))
+        def post(value: np.ndarray) -> None:
+            pair.post(key, point_to_point.send(value), _kind(value.dtype, value.ndim))
 
         return post
 
@@ -150,22 +147,22 @@ class Edges:
         queue = self._expected[incoming.source, incoming.edge]
         return lambda: queue.append(begin(True))
 
-    def _receiver(self, incoming: Incoming) -> Callable[[], tf.Tensor]:
-        """Returns a function that waits for a tensor, and begins to receive it if that has not begun yet."""
+    def _receiver(self, incoming: Incoming) -> Callable[[], np.ndarray]:
+        """Returns a function that waits for an array, and begins to receive it if that has not begun yet."""
         spec, source, edge = incoming
         begin = self._beginning(incoming)
         pair = self._pair(source, self._group.rank)
         queue = self._expected[source, edge]
 
-        def wait() -> tf.Tensor:
-            array = pair.wait(queue.popleft() if queue else begin(False))
+        def wait() -> np.ndarray:
+            array: np.ndarray = pair.wait(queue.popleft() if queue else begin(False))
             if not spec.shape.is_compatible_with(array.shape):
                 raise MismatchError(
                     f"rank {self._of_job(self._group.rank)} expected {spec.dtype.name} {spec.shape} along "
                     f"{self._key(edge)} from rank {self._of_job(source)}; got shape {array.shape}. Pass the "
                     "same shape to send and receive."
                 )
-            return to_tensor(array)
+            return array
 
         return wait
 
@@ -177,7 +174,7 @@ class Edges:
         pair = self._pair(source, self._group.rank)
         dtype = np.dtype(spec.dtype.as_numpy_dtype)
         plan = point_to_point.receive(spec.shape.rank, dtype, pair.take)
-        key, kind = self._key(edge), _kind(spec)
+        key, kind = self._key(edge), _kind(dtype, spec.shape.rank)
         near = len(set(pair.hosts)) == 1  # a transfer from another machine needs this process to drive it
         return lambda overlaps: pair.post(key, plan, kind, overlaps=overlaps, patient=near)
 
@@ -197,5 +194,5 @@ class Edges:
         return f"the edge {edge!r}" if self._group.is_world else f"the edge {edge!r} of {self._group}"
 
 
-def _kind(tensor: tf.Tensor | tf.TensorSpec) -> str:
-    return f"{tensor.dtype.name} of {tensor.shape.rank} dimension(s)"
+def _kind(dtype: np.dtype, dimensions: int) -> str:
+    return f"{dtype} of {dimensions} dimension(s)"

@@ -16,7 +16,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -187,16 +187,19 @@ class Engine:
                 self._used.add(everyone)
             pending.operation, pending.call = operations.as_operation(plan), self.numbers.posted(site)
             self._attendance.check(pending, everyone)
-            pending.number = self.numbers.agree(
-                site, signature, functools.partial(self.agreed, site), functools.partial(self._undone, site)
-            )
+            pending.number = self.numbers.of(site)
+            if pending.number is None:
+                agreed, undone = functools.partial(self.agreed, site), functools.partial(self._undone, site)
+                pending.number = self.numbers.agree(site, signature, agreed, undone)
             self.numbers.begin(site)
             self._calls.queue(pending)
             if pending.number is None:
                 pending.number = self.numbers.of(site)  # the answer may have come before the call was queued
         if pending.number is not None:
-            with self._explained():
+            try:
                 self._calls.start()
+            except Exception as error:
+                self._explain(error)
         if overlaps:
             with self._work:
                 self._wake()
@@ -218,8 +221,20 @@ class Engine:
         Raises:
             TfdistError: a rank is lost, took part with other data, or did not come in time.
         """
-        with self._waiting(), self.timeline.waiting(pending) if self.timeline else contextlib.nullcontext():
-            self._poll(pending)
+        with self._work:
+            if not self._waiters:
+                self.statistics.waiting.start()
+            self._waiters += 1
+        try:
+            with self.timeline.waiting(pending) if self.timeline else contextlib.nullcontext():
+                self._poll(pending)
+        finally:
+            with self._work:
+                self._waiters -= 1
+                if not self._waiters:
+                    self.statistics.waiting.stop()
+                if self.under_way():
+                    self._wake()
         return pending.result
 
     def join(self) -> int:
@@ -335,56 +350,42 @@ class Engine:
         Raises:
             TfdistError: no collective can complete any more.
         """
-        with self._explained():
+        try:
             if self._failure:
                 raise self._failure
             return self._calls.advance()
-        return False  # the call whose transfer broke was given up
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Replaces the error of a broken transfer by its cause, which the rendezvous server usually learns soon.
-
-        If the cause is a lost rank, and this process goes on without it, only the calls with that rank have failed.
-        No lock may be held: the control connection's thread takes them before it tells of a loss (`survives`).
-        """
-        try:
-            yield
-        except TfdistError as error:
-            self.fail(error)
-            raise
         except Exception as error:
-            known = self.control is not None and self.control.failure is not None
-            if not known and not type(error).__module__.startswith("mpi4py"):
-                self.fail(TfdistError(f"rank {self.rank} failed in a collective: {type(error).__name__}: {error}"))
-                raise
-            end = time.monotonic() + _EXPLANATION_SECONDS
-            while self.control and not self.control.failure and time.monotonic() < end:
-                if self._calls.has_abandoned_broken():
-                    return
-                time.sleep(0.01)
-            explanation = (self.control.failure if self.control else None) or PeerLostError(
-                f"rank {self.rank}: a transfer failed, and no rank reported why ({type(error).__name__}: {error}). "
-                "If a link broke, start the job again."
-            )
-            self.fail(explanation)
-            raise explanation from error
+            self._explain(error)
+            return False
 
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        with self._work:
-            if not self._waiters:
-                self.statistics.waiting.start()
-            self._waiters += 1
-        try:
-            yield
-        finally:
-            with self._work:
-                self._waiters -= 1
-                if not self._waiters:
-                    self.statistics.waiting.stop()
-                if self.under_way():
-                    self._wake()
+    def _explain(self, error: Exception) -> None:
+        """Raises the cause of a broken transfer's error, which the rendezvous server usually learns soon.
+
+        If the cause is a lost rank, and this process goes on without it, only the calls with that rank have failed:
+        once they are given up, this returns. No lock may be held: the control connection's thread takes them before it
+        tells of a loss (`survives`).
+
+        Args:
+            error: the error, which is being handled.
+        """
+        if isinstance(error, TfdistError):
+            self.fail(error)
+            raise error
+        known = self.control is not None and self.control.failure is not None
+        if not known and not type(error).__module__.startswith("mpi4py"):
+            self.fail(TfdistError(f"rank {self.rank} failed in a collective: {type(error).__name__}: {error}"))
+            raise error
+        end = time.monotonic() + _EXPLANATION_SECONDS
+        while self.control and not self.control.failure and time.monotonic() < end:
+            if self._calls.has_abandoned_broken():
+                return
+            time.sleep(0.01)
+        explanation = (self.control.failure if self.control else None) or PeerLostError(
+            f"rank {self.rank}: a transfer failed, and no rank reported why ({type(error).__name__}: {error}). "
+            "If a link broke, start the job again."
+        )
+        self.fail(explanation)
+        raise explanation from error
 
     def _poll(self, pending: Pending) -> None:
         begin, idling = time.monotonic(), Idling(self._contention)

@@ -287,11 +287,8 @@ class Exchange:
             return [to_tensor(array) for array in function(f"eager {kind}{what}", *arrays)]
         what = f" of {operands[0].dtype.name}" if operands else ""
         key = call_site(f"{kind}{what}", self._group.members)
-
-        def on_host(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            return [to_tensor(array) for array in function(key, *(to_array(tensor) for tensor in tensors))]
-
-        outputs = host_call(on_host, operands, [dtype for dtype, _ in results], name="tfdist_exchange")
+        dtypes = [dtype for dtype, _ in results]
+        outputs = host_call(functools.partial(function, key), operands, dtypes, name="tfdist_exchange")
         for output, (_, shape) in zip(outputs, results, strict=True):
             output.set_shape(shape)
         return outputs

@@ -13,7 +13,6 @@ import tensorflow as tf
 from tfdist.comm.buffers import BufferPool
 from tfdist.engine import buckets
 from tfdist.engine.posting import concatenated, split
-from tfdist.tensors import to_array, to_tensor
 
 
 class PackedTensors:
@@ -52,23 +51,23 @@ class PackedTensors:
         shapes = [list(map(tf.TensorShape, some)) for some in self._shapes]
         return self._ordered([split(whole, some) for whole, some in zip(packed, shapes, strict=True)])
 
-    def pack_arrays(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
-        """Packs arrays on the host; the packed tensors have memory of their own.
+    def pack_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Packs arrays on the host, in memory of their own.
 
         Args:
             arrays: arrays of the given dtypes and shapes.
         """
         return [_in_own_memory([arrays[place] for place in members]) for members in self._members]
 
-    def arrays(self, packed: Sequence[tf.Tensor]) -> list[np.ndarray]:
+    def arrays(self, packed: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns views of the tensors that are packed, on the host.
 
         Args:
-            packed: eager tensors that `pack` returned.
+            packed: arrays of the tensors that `pack` returned.
         """
         parts = []
         for whole, shapes in zip(packed, self._shapes, strict=True):
-            vector, ends = to_array(whole).reshape(-1), itertools.accumulate(map(math.prod, shapes), initial=0)
+            vector, ends = whole.reshape(-1), itertools.accumulate(map(math.prod, shapes), initial=0)
             cuts = itertools.starmap(slice, itertools.pairwise(ends))
             parts.append([vector[cut].reshape(shape) for cut, shape in zip(cuts, shapes, strict=True)])
         return self._ordered(parts)
@@ -79,11 +78,10 @@ class PackedTensors:
         return [found[place] for place in self._order]
 
 
-def _in_own_memory(arrays: Sequence[np.ndarray]) -> tf.Tensor:
-    if len(arrays) == 1:
-        return tf.constant(arrays[0])
+def _in_own_memory(arrays: Sequence[np.ndarray]) -> np.ndarray:
     memory = _pool.take(sum(array.nbytes for array in arrays)).view(arrays[0].dtype)
-    return to_tensor(np.concatenate([array.reshape(-1) for array in arrays], out=memory))
+    whole = np.concatenate([array.reshape(-1) for array in arrays], out=memory)
+    return whole.reshape(arrays[0].shape) if len(arrays) == 1 else whole
 
 
 _pool = BufferPool()

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -156,8 +157,9 @@ class Posting:
         for place, job in enumerate(jobs):
             key = f"eager {job.verb} #{place} of {job.shapes}"
             is_last = place == len(jobs) - 1  # its wait follows at once
-            posted.append(self._post(key, job, job.packed(), weight, overlaps=not is_last))
-        return [self._collect(handle) for handle in posted]
+            array = to_array(job.packed())
+            posted.append(self._post(key, job, array, weight, overlaps=not is_last))
+        return [to_tensor(self._collect(handle)) for handle in posted]
 
     def _in_graph(self, jobs: Sequence[BucketJob], weight: tf.Tensor | None) -> list[tf.Tensor]:
         """Posts every bucket but the last; a final host call posts the last bucket and waits for all of them."""
@@ -171,13 +173,13 @@ class Posting:
         return host_call(finish, [jobs[-1].packed(), *handles, *weights], dtypes, name="tfdist_finish")
 
     def _poster(self, key: str, job: BucketJob) -> Callable[..., np.int64]:
-        def post(packed: tf.Tensor, weight: tf.Tensor | None = None) -> np.int64:
+        def post(packed: np.ndarray, weight: np.ndarray | None = None) -> np.int64:
             return np.int64(self._post(key, job, packed, weight))
 
         return post
 
-    def _finisher(self, key: str, last: BucketJob, posted: int) -> Callable[..., list[tf.Tensor]]:
-        def finish(packed: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
+    def _finisher(self, key: str, last: BucketJob, posted: int) -> Callable[..., list[np.ndarray]]:
+        def finish(packed: np.ndarray, *rest: np.ndarray) -> list[np.ndarray]:
             weight = rest[posted] if len(rest) > posted else None
             final = self._post(key, last, packed, weight, overlaps=False)
             return [self._collect(handle) for handle in (*map(int, rest[:posted]), final)]
@@ -189,11 +191,8 @@ class Posting:
 
     # On the host.
 
-    def _post(
-        self, key: str, job: BucketJob, packed: tf.Tensor, weight: tf.Tensor | None = None, overlaps: bool = True
-    ) -> int:
+    def _post(self, key: str, job: BucketJob, array: np.ndarray, weight: Any = None, overlaps: bool = True) -> int:
         ready = time.monotonic()
-        array = to_array(packed)  # no copy; the result goes into another buffer
         begun = job.begin(array, None if weight is None else float(weight))
         pending = self._group.post(
             key, begun.plan, job.signature(array), overlaps=overlaps, contents=job.contents, ready=ready
@@ -203,8 +202,8 @@ class Posting:
             self._posted[handle] = (pending, lambda: begun.result(key))
         return handle
 
-    def _collect(self, handle: int) -> tf.Tensor:
+    def _collect(self, handle: int) -> np.ndarray:
         with self._lock:
             pending, result = self._posted.pop(handle)
         self._group.wait(pending)
-        return to_tensor(result())
+        return result()

@@ -16,7 +16,7 @@ from tfdist.engine.host_calls import host_call
 from tfdist.engine.pending import Pending
 from tfdist.engine.row_vectors import Layout, Parts, RowVectors
 from tfdist.engine.weights import checked_weight, weighted, weighted_in_graph
-from tfdist.tensors import HOST, to_array, to_tensor
+from tfdist.tensors import HOST
 
 
 @dataclass(frozen=True)
@@ -95,22 +95,17 @@ class Slices:
             # With the forms, so that processes with others wait for another key, and later calls work.
             forms = (f"{s.values.dtype.name} {s.values.shape[1:]} by {s.indices.dtype.name}" for s in given)
             site = _Site(f"eager rows of {', '.join(forms)}", True, vectors.layout, ", ".join(names))
-            results = self._on_host(site, *operands)
         else:
             key = f"rows of {len(given)} {', '.join(sorted({each.dtype.name for each in values}))}"
             site = _Site(call_site(key, self._group.members), False, vectors.layout, ", ".join(names))
-            results = host_call(
-                functools.partial(self._on_host, site),
-                operands,
-                [vector.dtype for vector in vectors.vectors],
-                name="tfdist_slices",
-            )
+        dtypes = [vector.dtype for vector in vectors.vectors]
+        results = host_call(functools.partial(self._on_host, site), operands, dtypes, name="tfdist_slices")
         for result in results:
             result.set_shape([None])
         totals = zip(vectors.cut(results), given, strict=True)
         return [with_distinct_rows(total, _are_made_distinct(each.indices)) for total, each in totals]
 
-    def _on_host(self, site: _Site, share: tf.Tensor, sizes: tf.Tensor, *vectors: tf.Tensor) -> list[tf.Tensor]:
+    def _on_host(self, site: _Site, share: np.ndarray, sizes: np.ndarray, *vectors: np.ndarray) -> list[np.ndarray]:
         """Gathers the rows of several variables, or sums them if that sends fewer bytes.
 
         Args:
@@ -123,10 +118,10 @@ class Slices:
         Returns:
             The vectors of all processes.
         """
-        layout, (widths, heads) = site.layout, sizes.numpy().tolist()
-        arrays = [to_array(vector) for vector in vectors]
+        layout, (widths, heads) = site.layout, sizes.tolist()
+        arrays = list(vectors)
         dtypes = [array.dtype for array in arrays]
-        factor = float(share) if share.dtype == tf.float64 else None
+        factor = float(share) if share.dtype == np.float64 else None
         if not (bool(share) if factor is None else factor):
             arrays = layout.pack([Parts() for _ in widths], dtypes, self._group.take)
         elif factor is not None:
@@ -144,7 +139,7 @@ class Slices:
         for variable, (total, posted) in dense.items():
             self._group.wait(posted)
             parts[variable] = Parts([total], [np.arange(heads[variable])])
-        return [to_tensor(vector) for vector in layout.pack(parts, dtypes, self._group.take)]
+        return layout.pack(parts, dtypes, self._group.take)
 
     def _gathered(
         self, site: _Site, widths: Sequence[int], arrays: Sequence[np.ndarray]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +13,7 @@ from tfdist.collectives.schedule import Plan
 from tfdist.compression import compressor
 from tfdist.compression.compressor import Compressed, Compressor
 from tfdist.engine import operations
+from tfdist.engine.engine import describe
 from tfdist.engine.group import ProcessGroup
 from tfdist.engine.operations import Operation
 from tfdist.engine.pending import Pending
@@ -36,28 +39,54 @@ class Attendance(NamedTuple):
     wishes: int = 0
 
 
-class PendingSum:
-    """A weighted sum that is under way.
+@dataclass(frozen=True)
+class _Bucket:
+    """Arrays that are summed as one vector.
 
-    Args:
-        pending: transfers, each with the indices of its arrays and with the buffer for their sum.
-        shapes: shapes of the arrays.
+    Attributes:
+        members: indices of the arrays among those of the sum.
+        parts: where each is in the vector.
+        shapes: shape of each.
+        dtype: their dtype.
+        is_compressed: whether they are compressed.
+        key: key of the sum.
+        signature: their dtypes and shapes, as text.
+        contents: their names, as text.
     """
 
-    def __init__(
-        self, pending: Sequence[tuple[Pending | None, list[int], np.ndarray]], shapes: list[tuple[int, ...]]
-    ) -> None:
-        self.pending = pending
-        self._shapes = shapes
+    members: list[int]
+    parts: list[slice]
+    shapes: list[tuple[int, ...]]
+    dtype: np.dtype
+    is_compressed: bool
+    key: str
+    signature: str
+    contents: str
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the vector."""
+        return self.parts[-1].stop * self.dtype.itemsize
+
+
+class PendingSum(NamedTuple):
+    """A weighted sum that is under way.
+
+    Attributes:
+        pending: the transfers, each with its bucket and the vector for the sum; none for a process alone.
+        own: the arrays of a process alone.
+    """
+
+    pending: Sequence[tuple[Pending, _Bucket, np.ndarray]]
+    own: Sequence[np.ndarray] = ()
 
     def arrays(self) -> list[np.ndarray]:
         """Returns the sums, once all transfers are complete."""
-        sums: dict[int, np.ndarray] = {}
-        for _, places, buffer in self.pending:
-            sizes = [int(np.prod(self._shapes[place])) for place in places]
-            for place, part in zip(places, np.split(buffer, np.cumsum(sizes)[:-1]), strict=True):
-                sums[place] = part.reshape(self._shapes[place])
-        return [sums[place] for place in range(len(self._shapes))]
+        sums = dict(enumerate(self.own))
+        for _, bucket, vector in self.pending:
+            for member, part, shape in zip(bucket.members, bucket.parts, bucket.shapes, strict=True):
+                sums[member] = vector[part].reshape(shape)
+        return [sums[member] for member in range(len(sums))]
 
 
 class Exchanges:
@@ -86,6 +115,7 @@ class Exchanges:
         self._names = names
         self._compressor = compressor if group.size > 1 else None
         self._keys = keys
+        self._buckets: dict[tuple[tuple[int, ...], tuple[bool, ...]], list[_Bucket]] = {}
 
     def attend(self, attendance: Attendance) -> Attendance:
         """Adds up what all processes bring to the next exchange; all of them call it.
@@ -116,7 +146,7 @@ class Exchanges:
             return numbers.tolist()
         total = self._group.take(numbers.nbytes).view(numbers.dtype)
         plan = operations.all_reduce(total, self._group.choose(numbers.nbytes), combine, numbers)
-        self._group.run(f"{self._name}: {what}", plan, f"{numbers.dtype.name} {numbers.shape}")
+        self._group.run(f"{self._name}: {what}", plan, describe([numbers]))
         return total.tolist()
 
     def begin(
@@ -126,35 +156,50 @@ class Exchanges:
 
         Args:
             places: indices of the variables.
-            arrays: arrays of this process, one for each of the variables; only read.
+            arrays: arrays of this process, one for each of the variables, of equal dtypes and shapes in all calls; only
+                read.
             weight: weight of this process. With 0 its arrays count as zero, even if they hold NaN or infinity.
             overlaps: whether this process computes meanwhile; false if `finish` follows at once.
         """
         if self._group.size == 1:
-            own = [(None, [place], array.reshape(-1)) for place, array in enumerate(arrays)]
-            return PendingSum(own, [array.shape for array in arrays])
+            return PendingSum([], arrays)
         how = [self._compressed(place, array) for place, array in zip(places, arrays, strict=True)]
-        kinds: dict[tuple[str, bool], list[int]] = {}
-        for place, array in enumerate(arrays):
-            kinds.setdefault((array.dtype.name, how[place] is not None), []).append(place)
+        chosen = tuple(places), tuple(tensor is not None for tensor in how)
+        if chosen not in self._buckets:
+            self._buckets[chosen] = self._planned(*chosen, arrays)
         pending = []
-        for (dtype, compresses), members in kinds.items():
-            vector = self._group.take(sum(arrays[member].nbytes for member in members)).view(arrays[members[0]].dtype)
-            np.concatenate([arrays[member].reshape(-1) for member in members], out=vector)
+        for bucket in self._buckets[chosen]:
+            vector = self._group.take(bucket.nbytes).view(bucket.dtype)
+            np.concatenate([arrays[member].reshape(-1) for member in bucket.members], out=vector)
             weighted(vector, weight, vector)
-            total = self._group.take(vector.nbytes).view(vector.dtype) if compresses else vector
-            key = f"{self._name}: {'compressed ' if compresses else ''}{dtype} of variable {places[members[0]]}"
             plan: Plan | Operation
-            if compresses:
-                chosen = [tensor for tensor in (how[member] for member in members) if tensor is not None]
-                plan = compressor.begin(chosen, vector, total, self._group.choose_in_turn)
+            if bucket.is_compressed:
+                total = self._group.take(bucket.nbytes).view(bucket.dtype)
+                compressed = [tensor for tensor in (how[member] for member in bucket.members) if tensor is not None]
+                plan = compressor.begin(compressed, vector, total, self._group.choose_in_turn)
             else:
-                plan = operations.all_reduce(total, self._group.choose(vector.nbytes))
-            shapes = ", ".join(f"{arrays[member].dtype.name} {arrays[member].shape}" for member in members)
+                total = vector
+                plan = operations.all_reduce(total, self._group.choose(bucket.nbytes))
+            posted = self._group.post(bucket.key, plan, bucket.signature, overlaps=overlaps, contents=bucket.contents)
+            pending.append((posted, bucket, total))
+        return PendingSum(pending)
+
+    def _planned(
+        self, places: Sequence[int], are_compressed: Sequence[bool], arrays: Sequence[np.ndarray]
+    ) -> list[_Bucket]:
+        kinds: dict[tuple[np.dtype, bool], list[int]] = {}
+        for member, array in enumerate(arrays):
+            kinds.setdefault((array.dtype, are_compressed[member]), []).append(member)
+        buckets = []
+        for (dtype, is_compressed), members in kinds.items():
+            own = [arrays[member] for member in members]
+            ends = itertools.accumulate((array.size for array in own), initial=0)
+            parts = list(itertools.starmap(slice, itertools.pairwise(ends)))
+            shapes = [array.shape for array in own]
+            key = f"{self._name}: {'compressed ' if is_compressed else ''}{dtype} of variable {places[members[0]]}"
             contents = ", ".join(self._names[places[member]] for member in members)
-            posted = self._group.post(key, plan, shapes, overlaps=overlaps, contents=contents)
-            pending.append((posted, members, total))
-        return PendingSum(pending, [array.shape for array in arrays])
+            buckets.append(_Bucket(members, parts, shapes, dtype, is_compressed, key, describe(own), contents))
+        return buckets
 
     def finish(self, begun: PendingSum) -> list[np.ndarray]:
         """Waits for a sum and returns its arrays.
@@ -163,8 +208,7 @@ class Exchanges:
             begun: the sum to wait for.
         """
         for pending, _, _ in begun.pending:
-            if pending is not None:
-                self._group.wait(pending)
+            self._group.wait(pending)
         return begun.arrays()
 
     def _compressed(self, place: int, array: np.ndarray) -> Compressed | None:

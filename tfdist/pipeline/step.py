@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.engine import host_calls
 from tfdist.model_parallel.model_calls import ModelCall, clear_losses, trainable_variables
 from tfdist.model_parallel.placed_gradients import placed
 from tfdist.pipeline.actions import Action, ActionKind, Step, Transfer, WorkerExchange
@@ -221,7 +222,7 @@ class PipelinedStep:
         self._arrived.update(zip(exchange.received, received, strict=True))
         if tf.executing_eagerly():
             return []
-        return [operation for operation in graph.get_operations()[before:] if operation.type == "EagerPyFunc"]
+        return [operation for operation in graph.get_operations()[before:] if operation.type == host_calls.OPERATION]
 
     def _worker(self, stage: int) -> int:
         return self._table.workers[stage]

@@ -14,7 +14,6 @@ from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import host_call
 from tfdist.local_sgd.exchanges import Exchanges, PendingSum
 from tfdist.private.optimizers import key_of
-from tfdist.tensors import to_array
 
 
 class DelayedSums:
@@ -54,17 +53,12 @@ class DelayedSums:
             Whether there was a step before, a boolean scalar; and the sums of its gradients, or zeros.
         """
 
-        def call(factor: tf.Tensor, *given: tf.Tensor) -> list[Any]:
-            arrays = [to_array(gradient) for gradient in given]
+        def call(factor: np.ndarray, *given: np.ndarray) -> list[np.ndarray]:
             sums = self._taken()
-            self._under_way = self._exchanges.begin(range(len(arrays)), arrays, float(factor), overlaps=True)
+            self._under_way = self._exchanges.begin(range(len(given)), given, float(factor), overlaps=True)
             # Copies: a variable that takes over the memory of a tensor would write into buffers of the engine.
-            summed = (
-                [tf.zeros_like(gradient) for gradient in given]
-                if sums is None
-                else [tf.constant(gradient) for gradient in sums]
-            )
-            return [np.bool_(sums is not None), *summed]
+            summed = [gradient.copy() for gradient in sums or map(np.zeros_like, given)]
+            return [np.array(sums is not None), *summed]
 
         dtypes = [tf.bool, *(gradient.dtype for gradient in gradients)]
         ready, *totals = host_call(call, [weight, *gradients], dtypes, name="tfdist_delayed_sums")

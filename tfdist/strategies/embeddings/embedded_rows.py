@@ -18,7 +18,6 @@ import tensorflow as tf
 from tfdist.engine.host_calls import host_call
 from tfdist.parameter_server.tables.client import TableClient
 from tfdist.private.optimizers import learning_rate
-from tfdist.tensors import to_array, to_tensor
 
 
 class EmbeddedRows:
@@ -55,9 +54,9 @@ class EmbeddedRows:
             A tensor of the keys' shape and ``dim``, whose gradient reaches the anchor.
         """
 
-        def on_host(keys: tf.Tensor, create: tf.Tensor) -> tf.Tensor:
+        def on_host(keys: np.ndarray, create: np.ndarray) -> np.ndarray:
             with tf.init_scope():  # a gradient tape must not see the variables of a table in this process
-                return to_tensor(self.table.lookup(to_array(keys), bool(create)))
+                return self.table.lookup(keys, bool(create))
 
         with tf.device("CPU:0"):
             distinct, places = tf.unique(tf.reshape(keys, [-1]))
@@ -107,9 +106,9 @@ class EmbeddedRows:
 
         create, self._makes_rows = self._makes_rows, False  # for the step that is traced, or run eagerly
 
-        def on_host(keys: tf.Tensor, values: tf.Tensor, rate: tf.Tensor) -> None:
+        def on_host(keys: np.ndarray, values: np.ndarray, rate: np.ndarray) -> None:
             with tf.init_scope():
-                self.table.update(to_array(keys), to_array(values), float(rate) if sends_rate else None, create)
+                self.table.update(keys, values, float(rate) if sends_rate else None, create)
 
         with tf.device("CPU:0"):
             inputs = [gradient.indices, values, tf.convert_to_tensor(rate.value) if sends_rate else tf.constant(0.0)]

@@ -116,7 +116,7 @@ class StepsInRounds:
         packing = PackedTensors(values)
         replaces = self._course.replaces(what)
 
-        def call(samples: tf.Tensor, step: tf.Tensor, rate: tf.Tensor, *packed: tf.Tensor) -> list[Any]:
+        def call(samples: np.ndarray, step: np.ndarray, rate: np.ndarray, *packed: np.ndarray) -> list[np.ndarray]:
             with self._lock:
                 progress = Progress(int(samples), int(step))
                 turn, new = self._course.take(what, progress, float(rate), packing.arrays(packed))

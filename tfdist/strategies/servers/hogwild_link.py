@@ -20,7 +20,6 @@ from tfdist.parameter_server.worker.observer import Observer
 from tfdist.private import optimizers
 from tfdist.strategies.servers.local_link import LocalLink
 from tfdist.strategies.servers.server_link import Attachment, array_of
-from tfdist.tensors import to_array, to_tensor
 
 log = logging.getLogger("tfdist")
 
@@ -80,12 +79,11 @@ class HogwildLink(LocalLink):
         apply()
         after = self._rows(by_rows, indices)
 
-        def on_host(_: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
-            arrays = [to_array(tensor) for tensor in tensors]
+        def on_host(_: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
             values, rest = arrays[: len(whole)], arrays[len(whole) :]
             rows = [rest[number :: len(by_rows)] for number in range(len(by_rows))]
             with self._lock, self._failing():
-                return [to_tensor(array) for array in self._exchanged_rows(whole, values, by_rows, rows)]
+                return self._exchanged_rows(whole, values, by_rows, rows)
 
         values = [self._variables[place].value for place in whole]
         # Depends on the samples to run with a batch: where the data end, Keras runs once more what depends on none.

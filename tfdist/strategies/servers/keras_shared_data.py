@@ -114,7 +114,7 @@ def skip_batch_without_update(model: Any, ticket: Any) -> None:
         ticket: ticket of the batch, an int64 scalar.
     """
 
-    def skip(ticket: tf.Tensor, *updates: tf.Tensor) -> np.int64:
+    def skip(ticket: np.ndarray, *updates: np.ndarray) -> np.int64:
         shared, extended = shared_by(model), current_strategy.of_model(model, UpdatesOnServers)
         links = extended.links(model) if extended is not None else []
         if shared is not None and all(link.last_ticket != int(ticket) for link in links):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,6 @@ from tfdist.parameter_server.protocol.state import HeldRows, TrainingState
 from tfdist.parameter_server.worker.session import Vectors
 from tfdist.strategies.servers.server_link import Attachment, Link, array_of
 from tfdist.strategies.servers.server_vectors import PushAnswerLayout, kinds_of, tensors_for_server
-from tfdist.tensors import to_array, to_tensor
 
 
 class LocalLink(Link):
@@ -102,11 +102,11 @@ class LocalLink(Link):
         values = [variable.value for variable in self._variables]
         given = [tensors_for_server(server, values, self._model) for server in range(len(self._model.shapes))]
 
-        def on_host(samples: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
-            rest = iter([to_array(tensor) for tensor in tensors])
+        def on_host(samples: np.ndarray, *changed: np.ndarray) -> list[np.ndarray]:
+            rest = iter(changed)
             arrays = [[next(rest) for _ in tensors] for tensors in given]
             vectors = self._exchanged(arrays, float(samples))
-            return [to_tensor(array) for arrays in vectors for array in arrays]
+            return list(itertools.chain.from_iterable(vectors))
 
         inputs = [self._samples.read_value(), *(tensor for shard in given for tensor in shard)]
         answered = PushAnswerLayout(kinds_of(values, self._model), self._model)

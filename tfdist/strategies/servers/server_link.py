@@ -30,7 +30,7 @@ from tfdist.parameter_server.worker.session import Session, Vectors
 from tfdist.private import optimizers
 from tfdist.private.models import value_of
 from tfdist.strategies.servers.server_vectors import PushAnswerLayout, kinds_of, tensors_for_server
-from tfdist.tensors import to_array, to_tensor
+from tfdist.tensors import to_array
 
 _STAYS = (
     "tfdist: a variable of the optimizer %s was assigned to, but parameter servers go on with theirs: only "
@@ -165,11 +165,11 @@ class Link:
         rate = optimizers.learning_rate(self._optimizer)
         sends_rate = self._is_chief and isinstance(rate, keras.Variable)
 
-        def on_host(samples: tf.Tensor, *tensors: tf.Tensor) -> list[Any]:
-            rest = iter(tensors)
+        def on_host(samples: np.ndarray, *given: np.ndarray) -> list[np.ndarray]:
+            rest = iter(given)
             current_rate = float(next(rest)) if sends_rate else None
             self.last_ticket = -1 if ticket is None else int(next(rest))
-            arrays = [to_array(tensor) for tensor in rest]
+            arrays = list(rest)
             pushed = [
                 PushedGradients.received(server_kinds, arrays[cut], shapes)  # checked before any server has it
                 for server_kinds, cut, shapes in zip(kinds, cuts, self._model.shapes, strict=True)
@@ -179,10 +179,7 @@ class Link:
                 with self._lock, self._failing():
                     self._put_assigned()
             vectors = self._step(pushed, float(samples), current_rate, ticket_number)
-            return [
-                to_tensor(np.array(self._session.iterations, np.int64)),
-                *(to_tensor(array) for arrays in vectors for array in arrays),
-            ]
+            return [np.array(self._session.iterations, np.int64), *itertools.chain.from_iterable(vectors)]
 
         inputs = [
             tf.cast(samples, tf.float64),
