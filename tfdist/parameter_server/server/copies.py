@@ -21,6 +21,7 @@ from tfdist.parameter_server.server.replication_messages import (
 )
 from tfdist.parameter_server.server.shards import Key, Shards
 from tfdist.parameter_server.shard.ledger import Ledger
+from tfdist.parameter_server.shard.saved import progress_of, take_over
 from tfdist.parameter_server.shard.shard import PendingPush, Shard
 from tfdist.parameter_server.tables.round import Round
 from tfdist.parameter_server.tables.table import EmbeddingTable
@@ -70,7 +71,7 @@ def append_shard(append: Append, key: Key, shard: Shard) -> None:
         {} if shard.store is None else shard.store.config,
         slots,
         scalars,
-        shard.progress,
+        progress_of(shard),
         _ledger_state(shard.ledger),
         dict(shard.incarnations),
         rows_of_sequences(shard.sequences),
@@ -97,7 +98,7 @@ def put_shard(shards: Shards, copy: ShardCopy, arrays: list[np.ndarray]) -> None
             copy.optimizer,
             TrainingState.of_arrays(arrays[:cut], len(copy.held), copy.slots, copy.scalars),
         )
-    shard.restore(copy.progress)
+    take_over(shard, copy.progress)
     ledger, copied = shard.ledger, copy.ledger
     ledger.awaited, ledger.idle = set(copied.awaited), frozenset(copied.idle)
     ledger.workers, ledger.round = copied.workers, copied.round

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,14 +34,9 @@ from tfdist.parameter_server.protocol.messages import (
 )
 from tfdist.parameter_server.protocol.packing import VariableSpec
 from tfdist.parameter_server.protocol.report import ModelReport, WorkerReport
-from tfdist.parameter_server.protocol.state import (
-    HeldRows,
-    ShardProgress,
-    TrainingState,
-    rows_of_sequences,
-    sequences_of_rows,
-)
+from tfdist.parameter_server.protocol.state import HeldRows, TrainingState, rows_of_sequences
 from tfdist.parameter_server.protocol.wire import Message, WorkerMessage
+from tfdist.parameter_server.shard import answers, saved
 from tfdist.parameter_server.shard.assignments import Assignments
 from tfdist.parameter_server.shard.feature import ShardFeature
 from tfdist.parameter_server.shard.hogwild_store import MemoryStore
@@ -50,7 +45,6 @@ from tfdist.parameter_server.shard.store import Store
 from tfdist.parameter_server.shard.stores import NewStore
 from tfdist.parameter_server.shard.tickets import Tickets
 from tfdist.parameter_server.snapshots.running import Snapshots
-from tfdist.parameter_server.snapshots.sharded import PartState, ShardState
 
 IMPORT_IT = (
     " Import the module that defines it on the parameter servers, too: above the strategy in the script, or with "
@@ -306,13 +300,7 @@ class Shard:
         )
         snapshot = self.snapshots.find(message.model, message.held) if self.snapshots is not None else None
         if snapshot is not None:
-            self.restore(snapshot.progress)
-            for worker, incarnation in self.incarnations.items():
-                record = self.ledger.workers[worker]
-                record.sequence = max(record.sequence, self.sequences.get((worker, incarnation), -1))
-            state = TrainingState(
-                [part.value for part in snapshot.parts], [part.slots for part in snapshot.parts], snapshot.scalars
-            )
+            state = saved.restored(self, snapshot)
         self.model = message.model
         self.is_restored = snapshot is not None
         if state is not None:
@@ -336,41 +324,13 @@ class Shard:
         for feature in self.features:
             feature.begin(whole, self.store.shapes)
 
-    @property
-    def progress(self) -> ShardProgress:
-        """What was counted and applied, without the pushes that wait."""
-        waiting = Counter(gradient.worker for gradient in self.ledger.waiting)
-        counted, applied = dict(self.ledger.counted - waiting), rows_of_sequences(self.applied)
-        return ShardProgress(self.ledger.version, counted, applied, self.assigned.version)
-
-    def restore(self, progress: ShardProgress) -> None:
-        """Takes over what was counted and applied; pushes that were not applied have to come again."""
-        self.ledger.version, self.assigned.version = progress.version, progress.assigned
-        self.ledger.counted = Counter(progress.counted)
-        applied = sequences_of_rows(progress.applied)
-        self.sequences |= applied
-        self.applied |= applied
-
     def take_snapshot(self) -> None:
         """Writes a snapshot of all applied updates, in the background."""
         if self.snapshots is None or self.store is None:
             return
         self._settle()
-        state = self.store.state()
-        parts = tuple(
-            PartState(held.path, held.begin, held.end, held.rows, value, dict(slots))
-            for held, value, slots in zip(self.store.held, state.values, state.slots, strict=True)
-        )
-        waiting = [(push.source[0], push.ticket) for push in self.pushed.values() if push.ticket is not None]
-        written = ShardState(
-            self.model,
-            self.store.config,
-            dict(state.scalars),
-            parts,
-            self.progress,
-            self.tickets.books(waiting),
-        )
-        self.snapshots.write(written, (self.ledger.version, self.store.edition))  # assignments raise the edition only
+        number = self.ledger.version, self.store.edition  # assignments raise the edition only
+        self.snapshots.write(saved.state_of(self), number)
 
     def _push(self, message: Push, arrays: list[np.ndarray], answer: Answer) -> None:
         assert self.store is not None
@@ -487,7 +447,8 @@ class Shard:
         if isinstance(message, Pull):
             values, arrays = self._whole(message.id, message.what, clock)
         else:
-            values, arrays = self._newer(message, clock)
+            self._settle()
+            values, arrays = answers.newer(self.store, self.ledger.version, self.features, message, clock)
         if isinstance(message, Push) or message.what == "values":
             for feature in self.features:
                 feature.sent(message.worker, self.ledger.version, self.store.vectors)
@@ -500,32 +461,9 @@ class Shard:
         parked.answer(values, arrays)
 
     def _whole(self, id: int, what: PullKind, clock: int) -> tuple[Values, list[np.ndarray]]:
-        """Returns the answer to a pull or a read: whole values."""
         assert self.store is not None
         self._settle()
-        slots: tuple[tuple[str, ...], ...] = ()
-        scalars: tuple[str, ...] = ()
-        if what == "averages" or (what == "final" and self.ledger.version != self.assigned.version):
-            arrays = self.store.averages() or self.store.vectors()
-        elif what == "state":
-            state = self.store.state()
-            (slots, scalars), arrays = state.names(), state.arrays()
-        else:
-            arrays = self.store.since().arrays()
-        counts = id, self.ledger.version, self.store.iterations, clock
-        return Values(*counts, slots, scalars, edition=self.store.edition), arrays
-
-    def _newer(self, message: Push, clock: int) -> tuple[Values, list[np.ndarray]]:
-        """Returns the answer to a push: the values that are newer than the worker's."""
-        assert self.store is not None
-        self._settle()
-        newer = self.store.since(message.has.edition, message.has.rows)
-        kinds, arrays, copy = newer.kinds if newer.sparse else (), newer.arrays(), None
-        for feature in self.features:
-            if (encoded := feature.encoded(message, newer)) is not None:
-                kinds, arrays, copy = encoded.kinds, encoded.arrays, encoded.copy
-        counts = message.id, self.ledger.version, self.store.iterations, clock
-        return Values(*counts, edition=self.store.edition, kinds=kinds, copy=copy), arrays
+        return answers.whole(self.store, self.ledger.version, self.assigned, id, what, clock)
 
     def read(self, message: ReadModel) -> tuple[Values, list[np.ndarray]] | None:
         """Returns the answer to a task that takes no part in the training; None while there are no values.
