@@ -31,6 +31,9 @@ class Contention:
         self.until = 0.0
 
 
+_of_process = Contention()
+
+
 class Idling:
     """One thread's wait between polls.
 
@@ -39,10 +42,10 @@ class Idling:
     work.
 
     Args:
-        contention: observations that all threads of this process share.
+        contention: what threads have observed; by default all threads of this process.
     """
 
-    def __init__(self, contention: Contention) -> None:
+    def __init__(self, contention: Contention = _of_process) -> None:
         self._contention = contention
         self._last, self._computed = time.perf_counter(), time.thread_time()
         self.moved()

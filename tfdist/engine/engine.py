@@ -26,7 +26,7 @@ from tfdist.cluster.messages import RankStatus, WaitingForCall
 from tfdist.cluster.settings import Timeouts
 from tfdist.collectives.schedule import Plan
 from tfdist.comm.communicator import Communicator
-from tfdist.comm.idling import Contention, Idling
+from tfdist.comm.idling import Idling
 from tfdist.engine import operations
 from tfdist.engine.beside import Beside
 from tfdist.engine.call_numbers import CallNumbers
@@ -82,7 +82,6 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._is_called_by_threads = False
-        self._contention = Contention()
         self._attendance = JoinCoordinator(self)
         if control is not None:
             control.attend(self._attendance)
@@ -388,7 +387,7 @@ class Engine:
         raise explanation from error
 
     def _poll(self, pending: Pending) -> None:
-        begin, idling = time.monotonic(), Idling(self._contention)
+        begin, idling = time.monotonic(), Idling()
         patience: WaitMonitor | None = None
         try:
             while not pending.done:
@@ -432,12 +431,12 @@ class Engine:
 
     def _drive(self) -> None:
         """Runs the progress thread, which drives posted collectives while no thread waits."""
-        idling = Idling(self._contention)
+        idling = Idling()
         while True:
             with self._work:
                 while not self._closed and (self._waiters or self._failure or not self._calls.can_move()):
                     self._work.wait()
-                    idling = Idling(self._contention)
+                    idling = Idling()
                 if self._closed:
                     return
             try:

@@ -269,11 +269,10 @@ def call_of(function: Any) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
     Returns:
         Function of the list of eager tensors, which returns the list of results.
     """
-    graph, captured = function.inference_fn, list(function.captured_inputs)
-    name, results, call = graph.name, len(graph.function_type.flat_outputs), context.context().call_function
+    graph, captured = function.inference_fn, list(function.captured_inputs)  # TensorFlow knows the graph while it lives
+    results, call = len(graph.function_type.flat_outputs), context.context().call_function
 
     def called(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return call(name, [*tensors, *captured], results)
+        return call(graph.name, [*tensors, *captured], results)
 
-    called.__dict__["graph"] = graph  # as long as it lives, TensorFlow knows its name
     return called

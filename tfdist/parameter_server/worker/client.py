@@ -14,7 +14,7 @@ import numpy as np
 import zmq
 
 from tfdist.cluster import hosts
-from tfdist.comm.idling import Contention, Idling
+from tfdist.comm.idling import Idling
 from tfdist.errors import PeerLostError, TfdistError
 from tfdist.parameter_server.protocol import shared_memory
 from tfdist.parameter_server.protocol.curve import Keys
@@ -35,10 +35,6 @@ _NEWS_SECONDS = 5.0
 """Maximum time until this task hears that a worker has ended, when a server has heard it."""
 _PATIENCE_SECONDS = 30.0
 """Time after which a warning says which workers this worker waits for."""
-
-
-_contention = Contention()
-"""What the waiting connections of this process have observed."""
 
 
 class MessageRefusedError(TfdistError):
@@ -254,7 +250,7 @@ class Connection:
 
     def _answer(self, number: int, seconds: float) -> tuple[Any, list[np.ndarray]]:
         """Returns the answer to a request if it comes in time, else None. Drops late copies of other answers."""
-        end, idling = time.monotonic() + seconds, Idling(_contention)
+        end, idling = time.monotonic() + seconds, Idling()
         while (left := end - time.monotonic()) > 0:
             if not self._line.poll(0.0):
                 if idling.spin():
