@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import platform
 import threading
 from collections.abc import Callable, Sequence
@@ -24,8 +25,12 @@ _ENVIRONMENT_BYTES = 64
 """Buffer size in bytes, larger than a ``fenv_t`` of these machines."""
 
 
-OPERATION = "PyFunc"
-"""Type of the operation of a host call in a graph."""
+OPERATIONS = ("PyFunc", "EagerPyFunc")
+"""Types of the operations of host calls in graphs."""
+
+_SMALL_BYTES = 1 << 20
+"""Bytes of arguments up to which `tf.numpy_function` is used. It takes less time than `tf.py_function`, but keeps the
+memory of results until the next call."""
 
 
 class HostCallError(Exception):
@@ -72,8 +77,8 @@ def host_call(
 
     Args:
         function: function of arrays, which may share the memory of tensors: it only reads them. Returns an array, a
-            list of them, or None for no results. Tensors may share the memory of results: nothing may write to it. In a
-            graph, TensorFlow does not either.
+            list of them, or None for no results. Tensors may share the memory of results, unless it is read-only:
+            nothing may write to it.
         inputs: arguments of the function.
         dtypes: dtypes of the function's results.
         name: name of the operation.
@@ -81,26 +86,38 @@ def host_call(
     Raises:
         HostCallError: this thread is inside of `refused`.
     """
-    check(name)
     if tf.executing_eagerly():
-        with tf.device(HOST):
-            results = function(*map(to_array, inputs))
-            return _each(to_tensor, results)
+        with GradualUnderflow(), tf.device(HOST):
+            return _each(to_tensor, function(*map(to_array, inputs)))
+    check(name)
+    sizes = [
+        tensor.dtype.size * tensor.shape.num_elements() if tensor.shape.is_fully_defined() else math.inf
+        for tensor in inputs
+    ]
+    as_array: Callable[[Any], np.ndarray] = to_array
+    as_result: Callable[[np.ndarray], Any] = to_tensor
+    call = tf.py_function
+    if sum(sizes) <= _SMALL_BYTES:
+        call, as_array, as_result = tf.numpy_function, _as_array, _as_result
 
     @functools.wraps(function)
     def on_host(*given: Any) -> Any:
         _of_thread.keep()
         with GradualUnderflow(), tf.device(HOST):
-            results = function(*map(_as_array, given[: len(inputs)]))
-        return _each(np.asarray, results)
+            return _each(as_result, function(*map(as_array, given[: len(inputs)])))
 
     with in_order() as order, tf.device(HOST):
-        return tf.numpy_function(on_host, [*inputs, *order], dtypes, name=name)
+        return call(on_host, [*inputs, *order], dtypes, name=name)
 
 
 def _as_array(given: Any) -> np.ndarray:
     """Returns an argument of `tf.numpy_function` as an array: a scalar comes as one of NumPy's, or as bytes."""
     return np.array(given, object) if isinstance(given, bytes) else np.asarray(given)
+
+
+def _as_result(array: np.ndarray) -> np.ndarray:
+    """Returns an array whose memory a tensor may have; read-only memory, as of a message, may get other contents."""
+    return array if array.flags.writeable else array.copy()
 
 
 def _each(convert: Callable[[np.ndarray], Any], results: Any) -> Any:
@@ -122,7 +139,7 @@ class _ThreadState(threading.local):
     _is_kept = False
 
     def keep(self) -> None:
-        """Keeps the state of the calling thread as long as the thread runs."""
+        """Keeps the state of the calling thread, until the process ends."""
         if not self._is_kept:
             self._is_kept = True
             ctypes.pythonapi.PyGILState_Ensure()  # without the release that would delete it

@@ -222,7 +222,7 @@ class PipelinedStep:
         self._arrived.update(zip(exchange.received, received, strict=True))
         if tf.executing_eagerly():
             return []
-        return [operation for operation in graph.get_operations()[before:] if operation.type == host_calls.OPERATION]
+        return [operation for operation in graph.get_operations()[before:] if operation.type in host_calls.OPERATIONS]
 
     def _worker(self, stage: int) -> int:
         return self._table.workers[stage]
