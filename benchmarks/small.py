@@ -24,7 +24,6 @@ def measure():
     import tfdist
     from tfdist.collectives.barrier import barrier
     from tfdist.engine import machine_code
-    from tfdist.engine.host_calls import host_call
 
     means = "in machine code" if machine_code.is_usable() else "in Python"
     tfdist.init()
@@ -63,7 +62,6 @@ def measure():
     steps = {
         "an empty function": tf.function(variable.read_value),
         "an empty py_function": tf.function(lambda: tf.py_function(lambda x: x, [variable.read_value()], tf.float32)),
-        "an empty host call": tf.function(lambda: host_call(lambda x: x, [variable.read_value()], tf.float32, "empty")),
         "64 KiB": sums(1, 16384),
         "200 × 4 KiB": sums(200, 1024),
         "1 × 800 KiB": sums(1, 200 * 1024),
