@@ -1,4 +1,4 @@
-import re
+import ast
 import threading
 from pathlib import Path
 
@@ -63,8 +63,13 @@ def test_operations_of_host_functions_are_on_the_host():
 
 def test_only_host_calls_module_uses_py_function():
     files = [*Path(tfdist.__file__).parent.rglob("*.py")]
-    used = [file.name for file in files if re.search(r"(= |\()tf\.py_function|tf\.py_function\(", file.read_text())]
-    assert used == ["host_calls.py"]
+    used = {
+        file.name
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "py_function"
+    }
+    assert used == {"host_calls.py"}
 
 
 def test_floating_point_mode_is_restored_after_an_error():
@@ -92,8 +97,9 @@ def test_host_call_returns_several_results():
     assert [float(result) for result in double(tf.constant(2.0), tf.constant(3.0))] == [5, 6]
 
 
-SIZES = pytest.mark.parametrize("size", [10, host_calls._SMALL_BYTES])
-"""Elements of arguments that are passed as arrays, and as tensors."""
+LARGE = host_calls._SMALL_BYTES
+"""Number of elements that are too many for `tf.numpy_function`."""
+SIZES = pytest.mark.parametrize("size", [10, LARGE])
 
 
 def test_python_keeps_what_belongs_to_a_thread_between_calls():
@@ -160,35 +166,80 @@ def test_arguments_share_the_memory_of_variables(size):
     assert len(set(places)) == 1
 
 
-@SIZES
-def test_memory_of_results_returns_to_its_pool(size):
+@pytest.mark.parametrize(
+    ("size", "result", "places_in_use"),
+    [
+        (10, tf.float32, 2),
+        (10, tf.TensorSpec([1000], tf.float32), 2),
+        (LARGE, tf.float32, 1),
+        (10, tf.TensorSpec([LARGE], tf.float32), 1),
+    ],
+)
+def test_memory_of_results_returns_to_its_pool_at_once_where_arguments_or_results_are_large(
+    size, result, places_in_use
+):
     pool, places = BufferPool(), []
+    elements = 1000 if result is tf.float32 else result.shape[0]
 
     def call(_):
-        result = pool.take(4000).view(np.float32)
-        places.append(result.ctypes.data)
-        return result
+        made = pool.take(4 * elements).view(np.float32)
+        places.append(made.ctypes.data)
+        return made
 
-    step = tf.function(lambda: host_call(call, [tf.zeros(size)], tf.float32, name="call"))
-    for _ in range(10):
-        step()
-    assert len(set(places)) <= 2
+    @tf.function
+    def steps():
+        for _ in tf.range(10):
+            host_call(call, [tf.zeros(size)], result, name="call")
+
+    steps()
+    assert len(set(places)) == places_in_use
 
 
-def test_arguments_are_arrays_of_all_dtypes_and_eager_errors_are_the_functions_own():
-    given = [tf.constant(value, dtype) for dtype in (tf.bfloat16, tf.half, tf.int8, tf.int64) for value in (1, [1])]
-    given += [tf.constant(True), tf.constant("a"), tf.constant(["a", "bc"])]
+VALUES = [tf.constant(value, dtype) for dtype in (tf.bfloat16, tf.half, tf.int8, tf.int64) for value in (1, [1], [])]
+VALUES += [tf.constant(True), tf.constant("a"), tf.constant(["a", "bc"])]
 
+
+@pytest.mark.parametrize("more", [[], [tf.zeros(LARGE)]], ids=["small", "large"])
+@pytest.mark.parametrize("convert", [lambda function: function, tf.function], ids=["eager", "graph"])
+def test_arguments_and_results_are_read_only_arrays_of_all_dtypes(convert, more):
     def call(*arrays):
         assert all(isinstance(array, np.ndarray) for array in arrays)
-        return arrays
+        assert not any(array.flags.writeable for array in arrays)
+        return arrays[: len(VALUES)]
 
-    def called():
-        return host_call(call, given, [tensor.dtype for tensor in given], name="call")
+    results = convert(lambda: host_call(call, [*VALUES, *more], [value.dtype for value in VALUES], name="call"))()
+    for result, value in zip(results, VALUES, strict=True):
+        assert result.dtype == value.dtype
+        assert result.shape == value.shape
+        assert tf.reduce_all(result == value)
 
-    for results in (called(), tf.function(called)()):
-        for result, tensor in zip(results, given, strict=True):
-            assert result.dtype == tensor.dtype
-            assert tf.reduce_all(result == tensor)
-    with pytest.raises(KeyError):
+
+@pytest.mark.parametrize("call", [lambda: None, lambda: []], ids=["None", "[]"])
+def test_a_function_may_return_nothing(call):
+    called = []
+
+    def function():
+        called.append(1)
+        return call()
+
+    def step():
+        host_call(function, [], [], name="call")
+
+    step()
+    tf.function(step)()
+    assert called == [1, 1]
+
+
+def test_arguments_of_unknown_shape_and_results_with_shapes():
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])])
+    def doubled(value):
+        result = host_call(lambda array: 2 * array, [value], tf.TensorSpec([None, 2], tf.float32), name="call")
+        assert result.shape.as_list() == [None, 2]
+        return result
+
+    assert np.all(doubled(tf.ones([3, 2])) == 2)
+
+
+def test_errors_of_eager_calls_are_the_functions_own():
+    with pytest.raises(KeyError, match="missing"):
         host_call(lambda: {}["missing"], [], tf.int64, name="call")

@@ -241,9 +241,7 @@ def _alone(tensor: tf.Tensor, how: Compressed | None) -> tf.Tensor:
     """Returns the result for a single process: the tensor, with momentum if the compression applies momentum."""
     if how is None or not how.momentum:
         return tensor
-    applied = host_call(how.alone, [tensor], tensor.dtype, name="tfdist_momentum")
-    applied.set_shape(tensor.shape)
-    return applied
+    return host_call(how.alone, [tensor], tf.TensorSpec(tensor.shape, tensor.dtype), name="tfdist_momentum")
 
 
 def _plan(tensors: Sequence[tf.Tensor], compressed: Sequence[Compressed | None]) -> list[Bucket]:

@@ -15,7 +15,7 @@ from tfdist.engine.group import ProcessGroup
 from tfdist.engine.host_calls import host_call
 from tfdist.engine.operations import Operation
 from tfdist.engine.shared_sums import SharedSums
-from tfdist.tensors import HOST, to_array, to_tensor
+from tfdist.tensors import HOST
 
 
 class CountReducer:
@@ -59,15 +59,13 @@ class CountReducer:
         return self._call("comparison", self._gather, numbers, [self._group.size, *numbers.shape])
 
     def _call(self, kind: str, function: Callable[..., np.ndarray], numbers: tf.Tensor, shape: Any) -> tf.Tensor:
-        if tf.executing_eagerly():
-            try:
-                return to_tensor(function(f"eager {kind} of {numbers.shape[0]}", to_array(numbers)))
-            except StopIteration:
-                raise tf.errors.OutOfRangeError(None, None, "the epoch ends") from None
-        key = call_site(kind, self._group.members)
-        result = host_call(functools.partial(function, key), [numbers], tf.int64, f"tfdist_{kind}")
-        result.set_shape(shape)
-        return result
+        is_eager = tf.executing_eagerly()
+        key = f"eager {kind} of {numbers.shape[0]}" if is_eager else call_site(kind, self._group.members)
+        spec = tf.TensorSpec(shape, tf.int64)
+        try:
+            return host_call(functools.partial(function, key), [numbers], spec, f"tfdist_{kind}")
+        except StopIteration:  # of an eager call; in a graph TensorFlow does the same
+            raise tf.errors.OutOfRangeError(None, None, "the epoch ends") from None
 
     def _sum_in_memory(self, numbers: tf.Tensor, kept: tf.Variable) -> tf.Tensor:
         terms = tf.concat([tf.cast(numbers, kept.dtype), [kept.read_value()]], 0)

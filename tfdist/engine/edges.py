@@ -125,11 +125,10 @@ class Edges:
                 begin()
             return [wait() for wait in receivers]
 
-        dtypes = [transfer.spec.dtype for transfer in received]
-        results = host_call(on_host, tensors, dtypes, name="tfdist_edges") if dtypes or tensors or expected else []
-        for transfer, tensor in zip(received, results if dtypes else [], strict=True):
-            tensor.set_shape(transfer.spec.shape)
-        return list(results) if dtypes else []
+        if not (sent or expected or received):
+            return []
+        results = host_call(on_host, tensors, [transfer.spec for transfer in received], name="tfdist_edges")
+        return list(results) if received else []
 
     def _sender(self, destination: int, edge: str) -> Callable[[np.ndarray], None]:
         """Returns a function that begins to send."""

@@ -186,10 +186,9 @@ class Engine:
                 self._used.add(everyone)
             pending.operation, pending.call = operations.as_operation(plan), self.numbers.posted(site)
             self._attendance.check(pending, everyone)
-            pending.number = self.numbers.of(site)
-            if pending.number is None:
-                agreed, undone = functools.partial(self.agreed, site), functools.partial(self._undone, site)
-                pending.number = self.numbers.agree(site, signature, agreed, undone)
+            pending.number = self.numbers.agree(
+                site, signature, functools.partial(self.agreed, site), functools.partial(self._undone, site)
+            )
             self.numbers.begin(site)
             self._calls.queue(pending)
             if pending.number is None:
@@ -355,7 +354,7 @@ class Engine:
             return self._calls.advance()
         except Exception as error:
             self._explain(error)
-            return False
+            return False  # the call whose transfer broke was given up
 
     def _explain(self, error: Exception) -> None:
         """Raises the cause of a broken transfer's error, which the rendezvous server usually learns soon.

@@ -279,18 +279,15 @@ class Exchange:
             results: dtype and static shape of each result of the function.
             alike: whether the first operand has the same shape on all processes.
         """
-        if tf.executing_eagerly():
-            arrays = [to_array(operand) for operand in operands]
-            what = "".join(
-                f" of {array.dtype} {array.shape if alike else ('*', *array.shape[1:])}" for array in arrays[:1]
-            )
-            return [to_tensor(array) for array in function(f"eager {kind}{what}", *arrays)]
         what = f" of {operands[0].dtype.name}" if operands else ""
-        key = call_site(f"{kind}{what}", self._group.members)
-        dtypes = [dtype for dtype, _ in results]
-        outputs = host_call(functools.partial(function, key), operands, dtypes, name="tfdist_exchange")
-        for output, (_, shape) in zip(outputs, results, strict=True):
-            output.set_shape(shape)
+        if tf.executing_eagerly():
+            shapes = (tuple(operand.shape) for operand in operands[:1])
+            what += "".join(f" {shape if alike else ('*', *shape[1:])}" for shape in shapes)
+            key = f"eager {kind}{what}"
+        else:
+            key = call_site(f"{kind}{what}", self._group.members)
+        specs = [tf.TensorSpec(shape, dtype) for dtype, shape in results]
+        outputs: list[tf.Tensor] = host_call(functools.partial(function, key), operands, specs, name="tfdist_exchange")
         return outputs
 
 

@@ -1,15 +1,14 @@
-"""Calls of host functions from graphs."""
+"""Calls of host functions, from graphs and eagerly."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
-import math
 import platform
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -29,8 +28,8 @@ OPERATIONS = ("PyFunc", "EagerPyFunc")
 """Types of the operations of host calls in graphs."""
 
 _SMALL_BYTES = 1 << 20
-"""Bytes of arguments up to which `tf.numpy_function` is used. It takes less time than `tf.py_function`, but keeps the
-memory of results until the next call."""
+"""Bytes of arguments and results up to which `tf.numpy_function` is used. It takes less time than `tf.py_function`, but
+keeps the memory of results until the next call."""
 
 
 class HostCallError(Exception):
@@ -61,9 +60,13 @@ def check(what: str) -> None:
         raise HostCallError(f"it cannot compile calls of host functions, such as {what}")
 
 
-@tf.autograph.experimental.do_not_convert
+Result: TypeAlias = "tf.DType | tf.TensorSpec"
+"""The dtype of a result of a host call, or its dtype and shape."""
+
+
+@tf.autograph.experimental.do_not_convert  # AutoGraph would convert what runs in each call
 def host_call(
-    function: Callable[..., Any], inputs: Sequence[tf.Tensor], dtypes: tf.DType | Sequence[tf.DType], name: str
+    function: Callable[..., Any], inputs: Sequence[tf.Tensor], results: Result | Sequence[Result], name: str
 ) -> Any:
     """Calls a function of arrays on the host, where it computes with subnormal numbers, as Python's threads do.
 
@@ -76,46 +79,55 @@ def host_call(
     Calls of a graph run in the order in which they are traced. An eager call raises the function's own errors.
 
     Args:
-        function: function of arrays, which may share the memory of tensors: it only reads them. Returns an array, a
-            list of them, or None for no results. Tensors may share the memory of results, unless it is read-only:
-            nothing may write to it.
+        function: function of read-only arrays, which may share the memory of tensors. Returns an array, a list of them,
+            or None for no results. Nothing may write to a result later, unless the function returned it read-only.
         inputs: arguments of the function.
-        dtypes: dtypes of the function's results.
+        results: what the function returns.
         name: name of the operation.
 
     Raises:
         HostCallError: this thread is inside of `refused`.
     """
+    check(name)
     if tf.executing_eagerly():
         with GradualUnderflow(), tf.device(HOST):
-            return _each(to_tensor, function(*map(to_array, inputs)))
-    check(name)
-    sizes = [
-        tensor.dtype.size * tensor.shape.num_elements() if tensor.shape.is_fully_defined() else math.inf
-        for tensor in inputs
-    ]
-    as_array: Callable[[Any], np.ndarray] = to_array
-    as_result: Callable[[np.ndarray], Any] = to_tensor
-    call = tf.py_function
-    if sum(sizes) <= _SMALL_BYTES:
-        call, as_array, as_result = tf.numpy_function, _as_array, _as_result
+            return _each(to_tensor, function(*map(_argument, inputs)))
+    specs = list(results) if isinstance(results, Sequence) else [results]
+    is_small = _are_small(inputs, specs)
+    call = tf.numpy_function if is_small else tf.py_function
+    from_function: Callable[[np.ndarray], Any] = _lasting if is_small else to_tensor
 
     @functools.wraps(function)
     def on_host(*given: Any) -> Any:
         _of_thread.keep()
         with GradualUnderflow(), tf.device(HOST):
-            return _each(as_result, function(*map(as_array, given[: len(inputs)])))
+            return _each(from_function, function(*map(_argument, given[: len(inputs)])))
 
+    dtypes = [spec.dtype if isinstance(spec, tf.TensorSpec) else spec for spec in specs]
     with in_order() as order, tf.device(HOST):
-        return call(on_host, [*inputs, *order], dtypes, name=name)
+        returned = call(on_host, [*inputs, *order], dtypes, name=name)
+    for tensor, spec in zip(returned if specs else [], specs, strict=True):
+        if isinstance(spec, tf.TensorSpec):
+            tensor.set_shape(spec.shape)
+    return returned if isinstance(results, Sequence) else returned[0]
 
 
-def _as_array(given: Any) -> np.ndarray:
-    """Returns an argument of `tf.numpy_function` as an array: a scalar comes as one of NumPy's, or as bytes."""
-    return np.array(given, object) if isinstance(given, bytes) else np.asarray(given)
+def _are_small(inputs: Sequence[tf.Tensor], specs: Sequence[Result]) -> bool:
+    """Returns whether all arguments are known to be small, and no result is known to be large."""
+    if not all(tensor.shape.is_fully_defined() for tensor in inputs):
+        return False
+    known = [spec for spec in specs if isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()]
+    return sum(each.dtype.size * each.shape.num_elements() for each in (*inputs, *known)) <= _SMALL_BYTES
 
 
-def _as_result(array: np.ndarray) -> np.ndarray:
+def _argument(given: Any) -> np.ndarray:
+    """Returns an argument as an array: `tf.numpy_function` passes a scalar as one of NumPy's, or as bytes."""
+    array = np.array(given, object) if isinstance(given, bytes) else to_array(given)
+    array.flags.writeable = False
+    return array
+
+
+def _lasting(array: np.ndarray) -> np.ndarray:
     """Returns an array whose memory a tensor may have; read-only memory, as of a message, may get other contents."""
     return array if array.flags.writeable else array.copy()
 

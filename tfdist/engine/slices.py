@@ -98,10 +98,8 @@ class Slices:
         else:
             key = f"rows of {len(given)} {', '.join(sorted({each.dtype.name for each in values}))}"
             site = _Site(call_site(key, self._group.members), False, vectors.layout, ", ".join(names))
-        dtypes = [vector.dtype for vector in vectors.vectors]
-        results = host_call(functools.partial(self._on_host, site), operands, dtypes, name="tfdist_slices")
-        for result in results:
-            result.set_shape([None])
+        specs = [tf.TensorSpec([None], vector.dtype) for vector in vectors.vectors]
+        results = host_call(functools.partial(self._on_host, site), operands, specs, name="tfdist_slices")
         totals = zip(vectors.cut(results), given, strict=True)
         return [with_distinct_rows(total, _are_made_distinct(each.indices)) for total, each in totals]
 

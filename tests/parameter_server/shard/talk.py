@@ -7,16 +7,9 @@ import numpy as np
 
 from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.options.arguments import Arguments
-from tfdist.parameter_server.options.synchronization import (
-    Asynchronous,
-)
+from tfdist.parameter_server.options.synchronization import Asynchronous
 from tfdist.parameter_server.protocol.dealing import BeginEpoch, DealtBatch, TakeBatch
-from tfdist.parameter_server.protocol.messages import (
-    Attach,
-    CreateShard,
-    Pull,
-    Push,
-)
+from tfdist.parameter_server.protocol.messages import Attach, CreateShard, Pull, Push
 from tfdist.parameter_server.protocol.state import HeldRows
 from tfdist.parameter_server.shard.features import features_of
 from tfdist.parameter_server.shard.ledger import Ledger

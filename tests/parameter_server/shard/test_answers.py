@@ -6,13 +6,8 @@ import pytest
 
 from tests.parameter_server.shard.talk import ONES, Talk
 from tfdist.parameter_server.options.staleness import DelayCompensated, Unscaled
-from tfdist.parameter_server.options.synchronization import (
-    Asynchronous,
-)
-from tfdist.parameter_server.protocol.messages import (
-    AssignValues,
-    Push,
-)
+from tfdist.parameter_server.options.synchronization import Asynchronous
+from tfdist.parameter_server.protocol.messages import AssignValues, Push
 from tfdist.parameter_server.protocol.state import TrainingState
 from tfdist.parameter_server.shard.feature import ShardFeature
 

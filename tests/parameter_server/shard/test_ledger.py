@@ -5,12 +5,7 @@ import random
 import pytest
 
 from tfdist.parameter_server.options.staleness import DropBeyond, Inverse
-from tfdist.parameter_server.options.synchronization import (
-    Asynchronous,
-    BoundedStaleness,
-    SoftSync,
-    Synchronous,
-)
+from tfdist.parameter_server.options.synchronization import Asynchronous, BoundedStaleness, SoftSync, Synchronous
 from tfdist.parameter_server.protocol.messages import Decision
 from tfdist.parameter_server.shard.ledger import Gradient, Ledger, weights
 

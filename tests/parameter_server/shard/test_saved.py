@@ -6,14 +6,8 @@ import keras
 import numpy as np
 
 from tests.parameter_server.shard.talk import HELD, ZEROS, Talk
-from tfdist.parameter_server.options.synchronization import (
-    Asynchronous,
-    SoftSync,
-)
-from tfdist.parameter_server.protocol.messages import (
-    AssignValues,
-    CreateShard,
-)
+from tfdist.parameter_server.options.synchronization import Asynchronous, SoftSync
+from tfdist.parameter_server.protocol.messages import AssignValues, CreateShard
 from tfdist.parameter_server.protocol.state import ShardProgress
 from tfdist.parameter_server.snapshots import sharded
 from tfdist.parameter_server.snapshots.running import Snapshots

@@ -6,11 +6,7 @@ import pytest
 
 from tests.parameter_server.shard.talk import HELD, ONES, ZEROS, Talk
 from tfdist.parameter_server.options.staleness import DelayCompensated
-from tfdist.parameter_server.options.synchronization import (
-    Asynchronous,
-    BoundedStaleness,
-    Synchronous,
-)
+from tfdist.parameter_server.options.synchronization import Asynchronous, BoundedStaleness, Synchronous
 from tfdist.parameter_server.protocol.messages import (
     AssignValues,
     Attached,

@@ -5,17 +5,9 @@ import pytest
 from tests.parameter_server.shard.talk import ONES, Dealing, Talk
 from tfdist.parameter_server.dealing.deals import DealerService
 from tfdist.parameter_server.options.staleness import DropBeyond
-from tfdist.parameter_server.options.synchronization import (
-    Asynchronous,
-    Synchronous,
-)
+from tfdist.parameter_server.options.synchronization import Asynchronous, Synchronous
 from tfdist.parameter_server.protocol.dealing import BeginEpoch, TakeBatch
-from tfdist.parameter_server.protocol.messages import (
-    Decision,
-    Pull,
-    Push,
-    Waiting,
-)
+from tfdist.parameter_server.protocol.messages import Decision, Pull, Push, Waiting
 from tfdist.parameter_server.shard.ledger import Ledger
 from tfdist.parameter_server.shard.tickets import Tickets
 

@@ -56,14 +56,14 @@ class DelayedSums:
         def call(factor: np.ndarray, *given: np.ndarray) -> list[np.ndarray]:
             sums = self._taken()
             self._under_way = self._exchanges.begin(range(len(given)), given, float(factor), overlaps=True)
+            if sums is None:
+                return [np.array(False), *map(np.zeros_like, given)]
             # Copies: a variable that takes over the memory of a tensor would write into buffers of the engine.
-            summed = [gradient.copy() for gradient in sums or map(np.zeros_like, given)]
-            return [np.array(sums is not None), *summed]
+            return [np.array(True), *(gradient.copy() for gradient in sums)]
 
-        dtypes = [tf.bool, *(gradient.dtype for gradient in gradients)]
-        ready, *totals = host_call(call, [weight, *gradients], dtypes, name="tfdist_delayed_sums")
-        ready.set_shape([])
-        return ready, [tf.ensure_shape(total, like.shape) for total, like in zip(totals, gradients, strict=True)]
+        specs = [tf.TensorSpec([], tf.bool), *(tf.TensorSpec(given.shape, given.dtype) for given in gradients)]
+        ready, *totals = host_call(call, [weight, *gradients], specs, name="tfdist_delayed_sums")
+        return ready, totals
 
     def last(self) -> list[np.ndarray] | None:
         """Returns the sums of the last step, or None if they have been taken; all processes call it after a step."""

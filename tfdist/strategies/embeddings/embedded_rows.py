@@ -60,8 +60,8 @@ class EmbeddedRows:
 
         with tf.device("CPU:0"):
             distinct, places = tf.unique(tf.reshape(keys, [-1]))
-            rows = host_call(on_host, [distinct, create], self.table.form.dtype, name="tfdist_lookup")
-        rows.set_shape([None, self._dim])
+            spec = tf.TensorSpec([None, self._dim], self.table.form.dtype)
+            rows = host_call(on_host, [distinct, create], spec, name="tfdist_lookup")
 
         @tf.custom_gradient
         def looked_up(anchor: tf.Tensor) -> tuple[tf.Tensor, Any]:

@@ -123,12 +123,12 @@ class StepsInRounds:
             # In memory of their own: variables that take over that of a tensor would write into the rounds' arrays.
             return [np.array([turn.left, turn.what], np.int64), *(packing.pack_arrays(new) if replaces else [])]
 
-        dtypes = [tf.int64, *(packing.dtypes if replaces else [])]
+        results = [tf.TensorSpec([2], tf.int64), *(packing.dtypes if replaces else [])]
         rate = tf.cast(tf.convert_to_tensor(_rate(self.optimizer)), tf.float64)
         inputs = [self._samples.read_value(), self._step.read_value(), rate, *packing.pack(values)]
         with tf.device("/cpu:0"):
-            turn, *new = host_call(call, inputs, dtypes, name="tfdist_round")
-            left, following = tf.unstack(tf.ensure_shape(turn, [2]))
+            turn, *new = host_call(call, inputs, results, name="tfdist_round")
+            left, following = tf.unstack(turn)
             self._left.assign(left, read_value=False)
             self._what.assign(following, read_value=False)
         if replaces:

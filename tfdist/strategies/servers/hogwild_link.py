@@ -88,18 +88,15 @@ class HogwildLink(LocalLink):
         values = [self._variables[place].value for place in whole]
         # Depends on the samples to run with a batch: where the data end, Keras runs once more what depends on none.
         inputs = [tf.cast(samples, tf.float64), *values, *indices, *before, *after]
-        dtypes = [weight.dtype for weight in values]
+        specs = [tf.TensorSpec(weight.shape, weight.dtype) for weight in values]
         for place in by_rows:
-            dtypes += [self._variables[place].value.dtype, tf.int64]
-        results = iter(host_call(on_host, inputs, dtypes, name="tfdist_hogwild"))
+            weight = self._variables[place].value
+            specs += [tf.TensorSpec([None, *weight.shape[1:]], weight.dtype), tf.TensorSpec([None], tf.int64)]
+        results = iter(host_call(on_host, inputs, specs, name="tfdist_hogwild"))
         for place in whole:
-            value = next(results)
-            value.set_shape(self._variables[place].shape)
-            self._variables[place].assign(value)
+            self._variables[place].assign(next(results))
         for place in by_rows:
             rows, row_ids = next(results), next(results)
-            rows.set_shape((None, *self._variables[place].shape[1:]))
-            row_ids.set_shape((None,))
             self._variables[place].value.scatter_update(tf.IndexedSlices(rows, row_ids))
 
     def refresh(self) -> None:

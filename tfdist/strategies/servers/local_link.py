@@ -83,9 +83,11 @@ class LocalLink(Link):
 
     def close(self) -> None:
         """Pushes pending changes, and leaves the servers."""
-        with contextlib.suppress(TfdistError, tf.errors.OpError):
-            self._flush()
-        super().close()
+        try:
+            with contextlib.suppress(TfdistError):
+                self._flush()
+        finally:
+            super().close()
 
     @property
     def averages_here(self) -> bool:

@@ -187,12 +187,11 @@ class Link:
             *([] if ticket is None else [ticket]),
         ]
         answered = PushAnswerLayout(kinds, self._model)
-        dtypes = [tf.int64, *answered.dtypes]
+        results = [tf.TensorSpec([], tf.int64), *answered.dtypes]
         iterations, *tensors = host_call(
-            on_host, [*inputs, *(part for shard in given for part in shard)], dtypes, name="tfdist_servers"
+            on_host, [*inputs, *(part for shard in given for part in shard)], results, name="tfdist_servers"
         )
         answered.assign_to(self._variables, tensors)
-        iterations.set_shape(())
         count = optimizers.apply_count(self._optimizer)
         count.assign(tf.cast(iterations, count.dtype))
 
