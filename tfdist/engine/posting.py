@@ -167,7 +167,7 @@ class Posting:
         handles = []
         for job in jobs[:-1]:
             post = self._poster(self._site(job), job)
-            handles.append(host_call(post, [job.packed(), *weights], tf.int64, name="tfdist_post"))
+            handles.append(host_call(post, [job.packed(), *weights], tf.TensorSpec([], tf.int64), name="tfdist_post"))
         finish = self._finisher(self._site(jobs[-1]), jobs[-1], len(handles))
         dtypes = [job.dtype for job in jobs]
         return host_call(finish, [jobs[-1].packed(), *handles, *weights], dtypes, name="tfdist_finish")

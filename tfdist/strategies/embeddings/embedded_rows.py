@@ -61,7 +61,7 @@ class EmbeddedRows:
         with tf.device("CPU:0"):
             distinct, places = tf.unique(tf.reshape(keys, [-1]))
             spec = tf.TensorSpec([None, self._dim], self.table.form.dtype)
-            rows = host_call(on_host, [distinct, create], spec, name="tfdist_lookup")
+            rows = host_call(on_host, [distinct, tf.convert_to_tensor(create)], spec, name="tfdist_lookup")
 
         @tf.custom_gradient
         def looked_up(anchor: tf.Tensor) -> tuple[tf.Tensor, Any]:
