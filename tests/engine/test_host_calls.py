@@ -110,7 +110,7 @@ def test_python_keeps_what_belongs_to_a_thread_between_calls():
         of_thread.seen = True
         return value
 
-    step = tf.function(lambda value: host_call(call, [value], tf.float32, name="call"))
+    step = tf.function(lambda value: host_call(call, [value], tf.TensorSpec([], tf.float32), name="call"))
     for _ in range(100):
         step(tf.zeros([]))
     assert len(first) == len(set(first)) < 100
@@ -122,8 +122,7 @@ def assigned(result, size, argument):
 
     @tf.function
     def take():
-        given = host_call(lambda _: result, [argument], tf.float32, name="call")
-        variable.assign(tf.ensure_shape(given, [size]))
+        variable.assign(host_call(lambda _: result, [argument], tf.TensorSpec([size], tf.float32), name="call"))
 
     take()
     return variable
@@ -160,7 +159,7 @@ def test_arguments_share_the_memory_of_variables(size):
         places.append(array.ctypes.data)
         return np.float32(0)
 
-    step = tf.function(lambda: host_call(call, [variable.read_value()], tf.float32, name="call"))
+    step = tf.function(lambda: host_call(call, [variable.read_value()], tf.TensorSpec([], tf.float32), name="call"))
     step()
     step()
     assert len(set(places)) == 1
@@ -169,15 +168,13 @@ def test_arguments_share_the_memory_of_variables(size):
 @pytest.mark.parametrize(
     ("size", "result", "places_in_use"),
     [
-        (10, tf.float32, 2),
+        (10, tf.float32, 1),
         (10, tf.TensorSpec([1000], tf.float32), 2),
-        (LARGE, tf.float32, 1),
+        (LARGE, tf.TensorSpec([1000], tf.float32), 1),
         (10, tf.TensorSpec([LARGE], tf.float32), 1),
     ],
 )
-def test_memory_of_results_returns_to_its_pool_at_once_where_arguments_or_results_are_large(
-    size, result, places_in_use
-):
+def test_memory_of_results_returns_to_its_pool_at_once_unless_all_is_known_to_be_small(size, result, places_in_use):
     pool, places = BufferPool(), []
     elements = 1000 if result is tf.float32 else result.shape[0]
 
@@ -207,7 +204,8 @@ def test_arguments_and_results_are_read_only_arrays_of_all_dtypes(convert, more)
         assert not any(array.flags.writeable for array in arrays)
         return arrays[: len(VALUES)]
 
-    results = convert(lambda: host_call(call, [*VALUES, *more], [value.dtype for value in VALUES], name="call"))()
+    specs = [tf.TensorSpec.from_tensor(value) for value in VALUES]
+    results = convert(lambda: host_call(call, [*VALUES, *more], specs, name="call"))()
     for result, value in zip(results, VALUES, strict=True):
         assert result.dtype == value.dtype
         assert result.shape == value.shape

@@ -45,7 +45,7 @@ def test_a_host_call_gets_and_returns_few_tensors(decorated):
             calls.append(len(packed))
             return packing.pack_arrays([np.asarray(array + array) for array in packing.arrays(packed)])
 
-        return packing.unpack(host_call(on_host, packing.pack(tensors), packing.dtypes, name="doubled"))
+        return packing.unpack(host_call(on_host, packing.pack(tensors), packing.specs, name="doubled"))
 
     assert_equal(doubled(*tensors), [tensor + tensor for tensor in tensors])
     assert calls == [4], "small float32, float64 and bfloat16, and the large one"
@@ -67,4 +67,4 @@ def test_arrays_are_views_and_packed_arrays_are_copies():
 
 def test_nothing_is_packed_to_nothing():
     packing = PackedTensors([])
-    assert (packing.dtypes, packing.pack([]), packing.unpack([]), packing.arrays([])) == ([], [], [], [])
+    assert (packing.specs, packing.pack([]), packing.unpack([]), packing.arrays([])) == ([], [], [], [])

@@ -67,6 +67,12 @@ class _Sum(BucketJob):
         self._mean = mean
         self._adaptive = adaptive
 
+    @property
+    def result_shape(self) -> tf.TensorShape:
+        """The shape of the packed members."""
+        shapes = [tensor.shape for tensor in self._tensors]
+        return shapes[0] if len(shapes) == 1 else tf.TensorShape([sum(shape.num_elements() for shape in shapes)])
+
     def packed(self) -> tf.Tensor:
         """Concatenates the members to one tensor, on their device; a single member is not copied."""
         return concatenated(self._tensors)

@@ -77,7 +77,7 @@ class CountReducer:
 
         known = tf.cond(
             totals[-1] > 0,
-            lambda: host_call(learn, [totals[-1]], totals.dtype, "tfdist_learn"),
+            lambda: host_call(learn, [totals[-1]], tf.TensorSpec([], totals.dtype), "tfdist_learn"),
             lambda: totals[-1],
         )
         with tf.control_dependencies([known]):

@@ -28,8 +28,8 @@ OPERATIONS = ("PyFunc", "EagerPyFunc")
 """Types of the operations of host calls in graphs."""
 
 _SMALL_BYTES = 1 << 20
-"""Bytes of arguments and results up to which `tf.numpy_function` is used. It takes less time than `tf.py_function`, but
-keeps the memory of results until the next call."""
+"""Bytes of arguments and results, all of known shapes, up to which `tf.numpy_function` is used. It takes less time than
+`tf.py_function`, but keeps the memory of results until the next call."""
 
 
 class HostCallError(Exception):
@@ -73,8 +73,10 @@ def host_call(
     TensorFlow's threads flush subnormal numbers to zero. If each rank computes the same values by itself, its results
     must not depend on which kind of thread computes them; otherwise ranks would end with different bits.
 
-    Operations of the function are on the host, too: TensorFlow would put them on a GPU, and wait for the copies while
-    it holds the lock that the thread which ends them needs.
+    `tf.py_function` has a kernel for GPUs, which TensorFlow chooses if the surrounding graph is on a GPU. Its function
+    would get tensors in the GPU's memory, and copy them one by one while it holds Python's lock. The function's own
+    operations are on the host, too: TensorFlow would put them on a GPU, and wait for the copies while it holds the lock
+    that the thread which ends them needs.
 
     Calls of a graph run in the order in which they are traced. An eager call raises the function's own errors.
 
@@ -82,7 +84,7 @@ def host_call(
         function: function of read-only arrays, which may share the memory of tensors. Returns an array, a list of them,
             or None for no results. Nothing may write to a result later, unless the function returned it read-only.
         inputs: arguments of the function.
-        results: what the function returns.
+        results: what the function returns; a call is quicker if their shapes are known.
         name: name of the operation.
 
     Raises:
@@ -113,11 +115,11 @@ def host_call(
 
 
 def _are_small(inputs: Sequence[tf.Tensor], specs: Sequence[Result]) -> bool:
-    """Returns whether all arguments are known to be small, and no result is known to be large."""
-    if not all(tensor.shape.is_fully_defined() for tensor in inputs):
+    """Returns whether all arguments and results are known to be small."""
+    every = [*inputs, *specs]
+    if any(isinstance(each, tf.DType) or not each.shape.is_fully_defined() for each in every):
         return False
-    known = [spec for spec in specs if isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()]
-    return sum(each.dtype.size * each.shape.num_elements() for each in (*inputs, *known)) <= _SMALL_BYTES
+    return sum(each.dtype.size * each.shape.num_elements() for each in every) <= _SMALL_BYTES
 
 
 def _argument(given: Any) -> np.ndarray:

@@ -22,16 +22,19 @@ class PackedTensors:
         tensors: the tensors, or others of the same dtypes and shapes.
 
     Attributes:
-        dtypes: dtype of each packed tensor.
+        specs: dtype and shape of each packed tensor.
     """
 
     def __init__(self, tensors: Sequence[tf.Tensor]) -> None:
         sizes = [tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors]
         packed = buckets.plan(sizes, [tensor.dtype for tensor in tensors])
         places = list(itertools.chain(*(bucket.members for bucket in packed)))
-        self.dtypes = [bucket.kind for bucket in packed]
         self._members = [bucket.members for bucket in packed]
         self._shapes = [[tuple(tensors[place].shape) for place in members] for members in self._members]
+        self.specs = [
+            tf.TensorSpec(shapes[0] if len(shapes) == 1 else [sum(map(math.prod, shapes))], bucket.kind)
+            for shapes, bucket in zip(self._shapes, packed, strict=True)
+        ]
         self._order: list[int] = np.argsort(places).tolist()
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

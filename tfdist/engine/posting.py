@@ -62,6 +62,11 @@ class BucketJob(abc.ABC):
         self.dtype = tensors[0].dtype
         self.shapes = ", ".join(f"{tensor.dtype.name} {tensor.shape}" for tensor in tensors)
 
+    @property
+    def result_shape(self) -> tf.TensorShape:
+        """Static shape of the collective's result; by default it is not known."""
+        return tf.TensorShape(None)
+
     @abc.abstractmethod
     def packed(self) -> tf.Tensor:
         """Returns this process's part of the bucket as one tensor, on its device."""
@@ -169,8 +174,8 @@ class Posting:
             post = self._poster(self._site(job), job)
             handles.append(host_call(post, [job.packed(), *weights], tf.TensorSpec([], tf.int64), name="tfdist_post"))
         finish = self._finisher(self._site(jobs[-1]), jobs[-1], len(handles))
-        dtypes = [job.dtype for job in jobs]
-        return host_call(finish, [jobs[-1].packed(), *handles, *weights], dtypes, name="tfdist_finish")
+        specs = [tf.TensorSpec(job.result_shape, job.dtype) for job in jobs]
+        return host_call(finish, [jobs[-1].packed(), *handles, *weights], specs, name="tfdist_finish")
 
     def _poster(self, key: str, job: BucketJob) -> Callable[..., np.int64]:
         def post(packed: np.ndarray, weight: np.ndarray | None = None) -> np.int64:

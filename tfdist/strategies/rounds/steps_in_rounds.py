@@ -123,7 +123,7 @@ class StepsInRounds:
             # In memory of their own: variables that take over that of a tensor would write into the rounds' arrays.
             return [np.array([turn.left, turn.what], np.int64), *(packing.pack_arrays(new) if replaces else [])]
 
-        results = [tf.TensorSpec([2], tf.int64), *(packing.dtypes if replaces else [])]
+        results = [tf.TensorSpec([2], tf.int64), *(packing.specs if replaces else [])]
         rate = tf.cast(tf.convert_to_tensor(_rate(self.optimizer)), tf.float64)
         inputs = [self._samples.read_value(), self._step.read_value(), rate, *packing.pack(values)]
         with tf.device("/cpu:0"):

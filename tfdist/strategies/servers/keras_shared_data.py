@@ -99,7 +99,7 @@ def refreshed_step(model: Any, ticket: Any) -> Iterator[None]:
         return
     refreshed = tf.cond(
         has_waited,
-        lambda: host_call(refresh, [], tf.int64, name="tfdist_read"),
+        lambda: host_call(refresh, [], tf.TensorSpec([], tf.int64), name="tfdist_read"),
         lambda: tf.constant(0, tf.int64),
     )
     with tf.control_dependencies([refreshed]):
@@ -127,7 +127,7 @@ def skip_batch_without_update(model: Any, ticket: Any) -> None:
     ]
     # Reading what an update assigns orders this behind the update.
     counts = [optimizers.apply_count(candidate).value for candidate in counted]
-    host_call(skip, [ticket, *counts], tf.int64, name="tfdist_settle")
+    host_call(skip, [ticket, *counts], tf.TensorSpec([], tf.int64), name="tfdist_settle")
 
 
 class SharedDataHooks(keras_hooks.ModelHooks[UpdatesOnServers]):

@@ -112,7 +112,7 @@ class LocalLink(Link):
 
         inputs = [self._samples.read_value(), *(tensor for shard in given for tensor in shard)]
         answered = PushAnswerLayout(kinds_of(values, self._model), self._model)
-        vectors = host_call(on_host, inputs, answered.dtypes, name="tfdist_servers")
+        vectors = host_call(on_host, inputs, answered.specs, name="tfdist_servers")
         answered.assign_to(self._variables, vectors)
         self._pending.assign(0)
         self._samples.assign(0.0)

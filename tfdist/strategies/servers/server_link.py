@@ -187,7 +187,7 @@ class Link:
             *([] if ticket is None else [ticket]),
         ]
         answered = PushAnswerLayout(kinds, self._model)
-        results = [tf.TensorSpec([], tf.int64), *answered.dtypes]
+        results = [tf.TensorSpec([], tf.int64), *answered.specs]
         iterations, *tensors = host_call(
             on_host, [*inputs, *(part for shard in given for part in shard)], results, name="tfdist_servers"
         )

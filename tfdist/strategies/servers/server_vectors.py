@@ -60,7 +60,7 @@ class PushAnswerLayout:
         model: description of the variables on the servers.
 
     Attributes:
-        dtypes: types of the tensors: for each server a vector of each dtype, then rows and indices of each sparse part.
+        specs: types of the tensors: for each server a vector of each dtype, then rows and indices of each sparse part.
     """
 
     def __init__(self, kinds: Sequence[Sequence[Kind]], model: Model) -> None:
@@ -68,18 +68,22 @@ class PushAnswerLayout:
         self._kinds: list[list[Kind]] = [
             ["sparse" if kind == "sparse" else "dense" for kind in shard_kinds] for shard_kinds in kinds
         ]
-        self.dtypes: list[tf.DType] = []
+        self.specs: list[tf.TensorSpec] = []
         for shard_kinds, shapes in zip(self._kinds, model.shapes, strict=True):
-            self.dtypes += [tf.as_dtype(dtype) for dtype in shapes.layout(shard_kinds).dtypes]
-            for kind, dtype in zip(shard_kinds, shapes.dtypes, strict=True):
-                self.dtypes += [tf.as_dtype(dtype), tf.int64] if kind == "sparse" else []
+            layout = shapes.layout(shard_kinds)
+            self.specs += [
+                tf.TensorSpec([length], dtype) for length, dtype in zip(layout.lengths, layout.dtypes, strict=True)
+            ]
+            for kind, shape, dtype in zip(shard_kinds, shapes.shapes, shapes.dtypes, strict=True):
+                if kind == "sparse":
+                    self.specs += [tf.TensorSpec([None, *shape[1:]], dtype), tf.TensorSpec([None], tf.int64)]
 
     def assign_to(self, variables: Sequence[Any], tensors: Sequence[tf.Tensor]) -> None:
         """Assigns values to variables, and scatters rows into others.
 
         Args:
             variables: the Keras variables of the model.
-            tensors: answered tensors, with the types in `dtypes`.
+            tensors: answered tensors, with the types in `specs`.
         """
         rest = iter(tensors)
         parts: dict[int, list[tuple[int, tf.Tensor]]] = {}
@@ -95,8 +99,6 @@ class PushAnswerLayout:
                     parts.setdefault(part.variable, []).append((part.begin, value))
                 else:
                     rows, indices = next(rest), next(rest)
-                    rows.set_shape((None, *shapes.shapes[place][1:]))
-                    indices.set_shape((None,))
                     variables[part.variable].value.scatter_update(tf.IndexedSlices(rows, indices + part.begin))
         for number, pieces in parts.items():
             ordered = [value for _, value in sorted(pieces, key=lambda pair: pair[0])]
