@@ -198,7 +198,7 @@ VALUES += [tf.constant(True), tf.constant("a"), tf.constant(["a", "bc"])]
 
 @pytest.mark.parametrize("more", [[], [tf.zeros(LARGE)]], ids=["small", "large"])
 @pytest.mark.parametrize("convert", [lambda function: function, tf.function], ids=["eager", "graph"])
-def test_arguments_and_results_are_read_only_arrays_of_all_dtypes(convert, more):
+def test_arguments_are_read_only_arrays_of_all_dtypes_and_may_be_results(convert, more):
     def call(*arrays):
         assert all(isinstance(array, np.ndarray) for array in arrays)
         assert not any(array.flags.writeable for array in arrays)
@@ -236,6 +236,12 @@ def test_arguments_of_unknown_shape_and_results_with_shapes():
         return result
 
     assert np.all(doubled(tf.ones([3, 2])) == 2)
+
+
+def test_arrays_of_the_program_stay_writable():
+    given = np.ones(3, np.float32)
+    host_call(lambda array: array + 1, [given], tf.float32, name="call")
+    given *= 2
 
 
 def test_errors_of_eager_calls_are_the_functions_own():

@@ -124,7 +124,7 @@ def _are_small(inputs: Sequence[tf.Tensor], specs: Sequence[Result]) -> bool:
 
 def _argument(given: Any) -> np.ndarray:
     """Returns an argument as an array: `tf.numpy_function` passes a scalar as one of NumPy's, or as bytes."""
-    array = np.array(given, object) if isinstance(given, bytes) else to_array(given)
+    array = np.array(given, object) if isinstance(given, bytes) else to_array(given).view()  # it may be the program's
     array.flags.writeable = False
     return array
 

@@ -168,7 +168,8 @@ class HogwildLink(LocalLink):
             named = np.arange(len(array)) if news is None else np.union1d(own_rows, news)
             results += [array[named], named]
             if place in self._bases:
-                self._bases[place][named] = results[-2]
+                base = self._bases[place] = self._bases[place].copy()  # a tensor may have the memory of the last one
+                base[named] = results[-2]
         return results
 
     def _opened(self) -> list[Writer] | None:

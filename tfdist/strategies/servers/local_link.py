@@ -84,7 +84,7 @@ class LocalLink(Link):
     def close(self) -> None:
         """Pushes pending changes, and leaves the servers."""
         try:
-            with contextlib.suppress(TfdistError):
+            with contextlib.suppress(TfdistError, tf.errors.OpError):
                 self._flush()
         finally:
             super().close()
